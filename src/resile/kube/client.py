@@ -30,7 +30,7 @@ Selector = Mapping[str, str]
 
 _MERGE, _JSON, _APPLY = ("application/merge-patch+json", "application/json-patch+json", "application/apply-patch+yaml")
 _CANNOT_REACH = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, ConfigError, OSError, TimeoutError)
-"""`ConfigError` comes from signing a request in: the token is gone, or the program that should give one fails."""
+"""`ConfigError` is raised if the token's file is gone, or if the program that should print a token fails."""
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class Client:
-    """A connection to one API server, for the event loop. Every method raises `KubeError` if its call fails."""
+    """An asynchronous client of one API server. Methods raise `KubeError` if a call fails or there is a conflict."""
 
     def __init__(self, config: SingleConfig, field_manager: str) -> None:
         """Prepare the connection, which the first call opens. The API server records writes under `field_manager`.
@@ -66,7 +66,7 @@ class Client:
 
     @classmethod
     def from_environment(cls, field_manager: str) -> Self:
-        """A client of this pod's cluster, else of the cluster of KUBECONFIG or ~/.kube/config; `NoCluster` if none."""
+        """A client of this pod's cluster, else of the kubeconfig's cluster; raises `NoCluster` if there is neither."""
         return cls(from_environment(), field_manager)
 
     async def close(self) -> None:
@@ -75,7 +75,7 @@ class Client:
     async def list(
         self, kind: Kind, namespace: str, *, labels: Selector | None = None, fields: Selector | None = None
     ) -> tuple[list[Object], str]:
-        """All objects of a kind, and the version from which to watch. In one answer: a list in parts may expire."""
+        """All objects of a kind, in one answer without paging, and the resourceVersion from which to watch them."""
         answer = await self._call(_Request("GET", kind.path(namespace), _selected(labels, fields)))
         with _sound_answer():
             version = answer["metadata"]["resourceVersion"]
@@ -94,7 +94,7 @@ class Client:
     ) -> AsyncGenerator[tuple[str, Object], None]:
         """Yield the changes after `version` as (`ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`, object).
 
-        The API server ends the watch after `intervals.WATCH`. A bookmark holds a version and no change.
+        The API server ends the watch after `intervals.WATCH`. The object of a bookmark has only a resourceVersion.
         """
         params = {
             **_selected(labels, fields),
@@ -116,12 +116,12 @@ class Client:
             raise
 
     async def get_same(self, kind: Kind, namespace: str, name: str, uid: str) -> Object | None:
-        """The object of this name if it has this uid; None if it is gone, even if another one has its name now."""
+        """The object with this name and uid; None if it does not exist, even if a later object has its name."""
         found = await self.get(kind, namespace, name)
         return found if found is not None and found["metadata"].get("uid") == uid else None
 
     async def create(self, kind: Kind, item: Object) -> Object | None:
-        """Make an object in the namespace of its metadata; None if an object of this name exists."""
+        """Create `item` in the namespace of its metadata; None if an object of its name exists already."""
         path = kind.path(item["metadata"]["namespace"])
         try:
             return _sound_object(await self._call(_Request("POST", path, self._params, _typed(kind, item))))
@@ -131,26 +131,26 @@ class Client:
             raise
 
     async def replace(self, kind: Kind, item: Object) -> Object:
-        """Write a whole object; refused with a conflict unless its version is the present one."""
+        """Replace an object by `item`; a conflict if the resourceVersion of `item` is not the present one."""
         return _sound_object(await self._call(_Request("PUT", _path(kind, item), self._params, _typed(kind, item))))
 
     async def apply(self, kind: Kind, item: Object) -> Object:
-        """Set the fields of `item`, even those of other field managers, and leave all others (server-side apply)."""
+        """Set the fields of `item`, even if another field manager owns them; keep all others (server-side apply)."""
         params = {**self._params, "force": "true"}
         return _sound_object(await self._call(_Request("PATCH", _path(kind, item), params, _typed(kind, item), _APPLY)))
 
     async def patch(self, kind: Kind, namespace: str, name: str, patch: Object, subresource: str = "") -> Object:
-        """Merge into an object or a subresource; refused with a conflict if `patch` holds another version."""
+        """Merge `patch` into an object or subresource; a conflict if `patch` names an old resourceVersion."""
         path = kind.path(namespace, name, subresource)
         return _sound_object(await self._call(_Request("PATCH", path, self._params, patch, _MERGE)))
 
     async def patch_status(self, kind: Kind, namespace: str, name: str, version: str, status: Object) -> Object:
-        """Merge into the status; refused with a conflict unless `version` is the present one."""
+        """Merge `status` into an object's status; a conflict if `version` is not its present resourceVersion."""
         patch = {"metadata": {"resourceVersion": version}, "status": status}
         return await self.patch(kind, namespace, name, patch, "status")
 
     async def replace_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Object) -> Object:
-        """Replace the status of the object with this uid, whatever its version; `INVALID` if it has another uid.
+        """Replace an object's status, whatever its resourceVersion; a `KubeError` (`INVALID`) if its uid differs.
 
         This is a JSON patch, since the API server ignores a wrong uid in a merge patch of a custom resource's status.
         """
@@ -162,7 +162,7 @@ class Client:
         return _sound_object(await self._call(_Request("PATCH", path, self._params, operations, _JSON)))
 
     async def delete(self, kind: Kind, namespace: str, name: str, grace: int | None = None) -> bool:
-        """Ask for an object to be removed; False if there is none."""
+        """Ask the API server to delete an object, within `grace` seconds if given; False if it does not exist."""
         body = None if grace is None else {"gracePeriodSeconds": grace}
         try:
             await self._call(_Request("DELETE", kind.path(namespace, name), body=body))
@@ -175,7 +175,7 @@ class Client:
     async def log(self, namespace: str, pod: str, *, follow: bool = False, **options: object) -> AsyncIterator[str]:
         """Yield the lines that a pod wrote, without line ends; with `follow`, also those to come.
 
-        `options` are the API server's (`container`, `tailLines`, `sinceSeconds`, `timestamps`), unless they are None.
+        `options` (such as `container`, `tailLines`, `sinceSeconds`) go to the API server, except those that are None.
         """
         given = {"follow": follow or None, **options}
         params = {key: _written(value) for key, value in given.items() if value is not None}
@@ -203,7 +203,7 @@ class Client:
 
 
 class BlockingClient:
-    """The few calls of a thread that may wait: a `Client` on an event loop in a thread of its own."""
+    """A `Client` for code without an event loop: it runs on a loop in another thread, and each call blocks."""
 
     def __init__(self, config: SingleConfig, field_manager: str) -> None:
         self._client = Client(config, field_manager)
@@ -218,7 +218,7 @@ class BlockingClient:
         return self._wait_for(self._client.patch(kind, namespace, name, patch))
 
     def close(self) -> None:
-        """Close the connection; does nothing if it is closed."""
+        """Close the connection and end its thread; may be called again."""
         if self._loop.is_closed():
             return
         self._wait_for(self._client.close())

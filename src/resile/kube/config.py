@@ -18,7 +18,7 @@ USUAL_CONFIG = Path("~/.kube/config")
 
 
 class NoCluster(Exception):
-    """No cluster is configured, or its configuration cannot be used; the text is one sentence."""
+    """Raised if no cluster is configured, or if its configuration cannot be used; the text is one sentence."""
 
 
 class NoSuchContext(NoCluster):
@@ -28,7 +28,7 @@ class NoSuchContext(NoCluster):
 
 
 def config_files(kubeconfig: str = "") -> list[Path]:
-    """The kubeconfig files: `kubeconfig` if given, else those of KUBECONFIG, else kubectl's usual one."""
+    """The kubeconfig files: `kubeconfig` if given, else those of KUBECONFIG, else ~/.kube/config."""
     if kubeconfig:
         return [Path(kubeconfig).expanduser()]
     named = [Path(name).expanduser() for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
@@ -41,12 +41,12 @@ def in_a_pod() -> bool:
 
 
 def from_environment() -> SingleConfig:
-    """The configuration of this pod's cluster, else that of the kubeconfig files; `NoCluster` if there is neither."""
+    """The configuration of this pod's cluster, else of the kubeconfig files; raises `NoCluster` if there is neither."""
     return from_pod() if in_a_pod() else from_files(config_files())
 
 
 def from_pod() -> SingleConfig:
-    """The configuration of this pod's cluster; `NoCluster` if the ServiceAccount cannot be read."""
+    """The configuration of this pod's cluster; raises `NoCluster` if the pod's ServiceAccount cannot be read."""
     from lightkube.config.kubeconfig import KubeConfig
     from lightkube.core.exceptions import ConfigError
 
@@ -57,7 +57,7 @@ def from_pod() -> SingleConfig:
 
 
 def from_files(paths: Sequence[Path], context: str = "") -> SingleConfig:
-    """The configuration of a context, the current one unless given; `NoCluster` if it is not there or not usable."""
+    """The configuration of `context`, or of the current context; raises `NoCluster` if it is missing or unusable."""
     from lightkube.core.exceptions import ConfigError
 
     there = [path for path in paths if path.is_file()]
@@ -78,7 +78,7 @@ def unusable_config(error: Exception) -> NoCluster:
 
 
 def _merged(paths: Sequence[Path]) -> KubeConfig:
-    """The files merged as by kubectl: the first file that names a cluster, context or user counts."""
+    """Merge kubeconfig files as kubectl does: of entries with the same name, the one in the first file wins."""
     merged = _read(paths[0])
     for path in paths[1:]:
         other = _read(path)

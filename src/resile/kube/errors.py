@@ -14,15 +14,15 @@ LONGEST_MESSAGE = 1000
 
 class Failure(enum.Enum):
     REFUSED = "refused"
-    """The API server answered no."""
+    """The API server answered with an error."""
     UNREACHABLE = "unreachable"
-    """There was no answer."""
+    """The API server did not answer."""
     GARBLED = "garbled"
-    """The answer is not one of an API server: a proxy gave it, or a server that is starting up."""
+    """The answer makes no sense: it came from a proxy, or from an API server that is starting up."""
 
 
 class KubeError(Exception):
-    """A call failed; the text is one sentence."""
+    """A call to the API server failed; the text is one sentence."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class KubeError(Exception):
         """The cause alone, for a caller that writes its own sentence."""
         self.failure = failure
         self.code = code
-        """The HTTP status; 0 without a usable answer."""
+        """The HTTP status; 0 if there was no answer or it made no sense."""
         self.reason = reason
         """The API server's name of the error, such as `AlreadyExists`."""
         self.about = about
@@ -47,7 +47,7 @@ class KubeError(Exception):
 
     @property
     def is_absent(self) -> bool:
-        """True if the object does not exist; False if a starting API server does not know its kind yet."""
+        """True if the object does not exist; False for the 404 of a starting API server that does not know its kind."""
         return self.code == NOT_FOUND and bool(self.about)
 
 
@@ -62,7 +62,7 @@ def garbled(what: str) -> KubeError:
 
 
 def refused(code: int, body: bytes) -> KubeError:
-    """The error for an answer with an HTTP status of 300 or more."""
+    """The `KubeError` for an answer with an HTTP status of 300 or more and this body."""
     try:
         said: Any = msgspec.json.decode(body)
     except msgspec.DecodeError:
@@ -71,7 +71,7 @@ def refused(code: int, body: bytes) -> KubeError:
 
 
 def refused_with(status: dict[str, Any], code: int = 0) -> KubeError:
-    """The error for a Kubernetes `Status`."""
+    """The `KubeError` for a Kubernetes `Status` object; `code` is the HTTP status if the object names none."""
     details = status.get("details")
     about = details.get("name") if isinstance(details, dict) else ""
     number = status.get("code")

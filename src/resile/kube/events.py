@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("resile.kube")
 
 LONGEST_MESSAGE = 1024
-"""Kubernetes refuses longer ones."""
+"""The most characters of an Event's message that Kubernetes accepts."""
 
 
 def new_event_name(about: str) -> str:
@@ -36,7 +36,7 @@ async def emit(
 ) -> None:
     """Write an Event about the object that `kind` and `metadata` identify. If that fails, only log it.
 
-    A caller that may have to write the same Event twice gives it a `name`, so that it is there only once.
+    With a `name`, a second call for the same Event changes nothing. `now` is the time of the Event.
     """
     at = stamp(now)
     involved = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion") if key in metadata}

@@ -50,7 +50,7 @@ class Watched(msgspec.Struct, frozen=True):
 
 
 class Listed(NamedTuple):
-    """Everything there is at a version."""
+    """All watched objects, as of one resourceVersion of the list."""
 
     items: list[Object]
     version: str
@@ -64,15 +64,15 @@ class Changed(NamedTuple):
 async def list_and_watch(
     client: Client, watched: Watched, *, since: str = "", patience: Seconds | None = None, relist: Seconds | None = None
 ) -> AsyncGenerator[Listed | Changed, None]:
-    """Yield all objects, then every change, without end; `Listed` comes again if changes may have been missed.
+    """Yield all objects as `Listed`, then each change, without end. If changes may be missed, yield `Listed` again.
 
     Args:
         client: of the API server.
         watched: which objects.
-        since: a version from which to watch, without a first list.
-        patience: raise `KubeError` if the first list fails, if the API server refuses for good, or after this much
-            silence. If None, log every failure and try again.
-        relist: list all objects again if a watch ends this long after the last list.
+        since: a resourceVersion from which to watch, without a first list.
+        patience: raise `KubeError` if the first list fails, if the API server refuses for good, or if it gave no
+            answer for so long. If None, log failures and try again.
+        relist: list all objects again when a watch ends and the last list is this old.
     """
     loop = asyncio.get_running_loop()
     version, failures, answered, listed = since, 0, loop.time() if since else 0.0, loop.time()
@@ -118,7 +118,7 @@ async def list_and_watch(
 
 
 class Informer:
-    """A copy of the watched objects, kept up to date while `run` runs."""
+    """A local copy of the watched objects, which `run` keeps up to date."""
 
     def __init__(
         self,
@@ -131,10 +131,10 @@ class Informer:
         patience: Seconds | None = None,
         relist: Seconds | None = None,
     ) -> None:
-        """Prepare; `run` calls the API server. `patience` and `relist` are those of `list_and_watch`.
+        """Call the API server only from `run` on. `patience` and `relist` are those of `list_and_watch`.
 
-        `on_change` is called with every object that was added, modified or deleted, `on_list` after every list. `trim`
-        cuts an object down to the part that is kept.
+        `on_change` is called with every object that was added, modified or deleted; `on_list` is called after every
+        list of all objects. `trim` returns the part of an object to keep in the copy.
         """
         self._news = list_and_watch(client, watched, patience=patience, relist=relist)
         self._on_change = on_change
@@ -142,7 +142,7 @@ class Informer:
         self._trim = trim
         self._objects: dict[Key, Object] = {}
         self.synced = asyncio.Event()
-        """Set after the first list."""
+        """Set when the copy is complete for the first time."""
 
     def get(self, key: Key) -> Object | None:
         return self._objects.get(key)

@@ -10,13 +10,13 @@ import msgspec
 from resile.api.kinds import base
 
 Object = dict[str, Any]
-"""An object as the API server gives it. Typed models would drop fields that are newer than they are."""
+"""A Kubernetes object as the API server gives it. A typed model would drop fields that it does not know."""
 
 ALL_NAMESPACES = "*"
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """A namespaced kind of objects."""
+    """A kind of namespaced Kubernetes objects, such as pods, and how the API server addresses them."""
 
     group: str
     version: str
@@ -29,7 +29,7 @@ class Kind(msgspec.Struct, frozen=True):
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """The path in URLs: of all objects in a namespace, of one object, or of its subresource."""
+        """The URL path of one object or its subresource; without a `name`, of all objects in the namespace."""
         parts = ["apis" if self.group else "api", self.api_version]
         if namespace != ALL_NAMESPACES:
             parts += ["namespaces", namespace]
@@ -48,6 +48,6 @@ LEASES = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
 
 def of(kind: base.ResourceKind) -> Kind:
-    """The Kubernetes kind of the resources of a registered kind."""
+    """The Kubernetes kind for a kind of the registry."""
     definition = kind.definition
     return Kind(definition.group, definition.version, definition.kind, definition.plural)

@@ -12,7 +12,7 @@ _METADATA = ("name", "namespace", "uid", "labels", "annotations")
 
 
 def read_object(item: Object) -> Resource:
-    """Read a resource without the fields that a newer API server or another program may have added.
+    """Read a resource of a registered kind; ignore unknown fields, which a newer API server may have added.
 
     Raises:
         BadManifest: with all errors of the manifest.

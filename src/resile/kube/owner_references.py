@@ -26,7 +26,7 @@ def is_owned_by(item: Object, uid: str) -> bool:
 
 
 def is_controlled(item: Object) -> bool:
-    """True if an object has a controlling owner, with which Kubernetes removes it."""
+    """True if an object has a controlling owner; Kubernetes removes the object when that owner is removed."""
     return any(reference.get("controller") for reference in _references(item))
 
 

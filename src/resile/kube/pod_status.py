@@ -16,7 +16,7 @@ from resile.kube.kinds import Object
 
 LONGEST_MESSAGE = 500
 UNSCHEDULABLE = "Unschedulable"
-"""The reason of a pod for which no machine has room."""
+"""The reason that Kubernetes gives for a pod that no machine has room for."""
 
 _IMAGE_FAILURES = frozenset(
     {
@@ -37,7 +37,7 @@ _CONTAINER_FAILURES = frozenset(
         "RunContainerError",
     }
 )
-"""Reasons of a waiting container that waiting alone will not mend."""
+"""Reasons for which a container waits and will not start by itself."""
 
 _DISRUPTIONS = {
     "PreemptionByScheduler": "Preempted",
@@ -46,10 +46,10 @@ _DISRUPTIONS = {
     "EvictionByEvictionAPI": "Evicted",
     "TerminationByKubelet": "Terminated",
 }
-"""From the reasons of the condition `DisruptionTarget` (Kubernetes 1.26 and newer) to the names in older versions."""
+"""Reasons of the condition `DisruptionTarget` (Kubernetes 1.26 and newer), and their names in older versions."""
 
 _ENDED_BY_DELETION = (0, 137, 143)
-"""Exit codes of a container that was told to end."""
+"""Exit codes with which a container may end after SIGTERM or SIGKILL."""
 
 
 class Obstacle(enum.Enum):
@@ -61,7 +61,7 @@ class Obstacle(enum.Enum):
 class StartFailure(msgspec.Struct, frozen=True):
     obstacle: Obstacle
     message: str
-    """The message of Kubernetes, on one line."""
+    """The explanation that Kubernetes gives, on one line."""
     reason: str = ""
     """Why the container waits, or why the pod has no machine (`Unschedulable`, `SchedulingGated`, `SchedulerError`)."""
     container: str = ""
@@ -92,7 +92,7 @@ def start_failure(pod: Object) -> StartFailure | None:
 
 
 def main_container_end(pod: Object, main: str = "") -> Object | None:
-    """The `terminated` state of the container named `main`; without a name, that of MAIN or else of the first."""
+    """The `terminated` state of the container `main` (if empty: MAIN, else the first); None if it has not ended."""
     containers = (pod.get("status") or {}).get("containerStatuses") or [{}]
     otherwise = {} if main else containers[0]
     found = next((container for container in containers if container.get("name") == (main or MAIN)), otherwise)
@@ -100,7 +100,7 @@ def main_container_end(pod: Object, main: str = "") -> Object | None:
 
 
 def init_container_end(pod: Object) -> Object | None:
-    """The `terminated` state of the init container that failed its pod; None if none did."""
+    """The `terminated` state of the init container whose failure failed the pod; None if there is none."""
     status = pod.get("status") or {}
     for container in status.get("initContainerStatuses") or ():
         end: Object | None = (container.get("state") or {}).get("terminated")
@@ -110,7 +110,7 @@ def init_container_end(pod: Object) -> Object | None:
 
 
 def is_ended_by_deletion(pod: Object, end: Object) -> bool:
-    """True if a container of a deleted pod ended because of the deletion. Timestamps are in whole seconds."""
+    """True if a container of a deleted pod ended because of the deletion. In the same second the exit code decides."""
     if end.get("reason") == "OOMKilled":
         return False
     metadata = pod["metadata"]
@@ -122,7 +122,7 @@ def is_ended_by_deletion(pod: Object, end: Object) -> bool:
 
 
 def disruption(pod: Object | None) -> str:
-    """Why Kubernetes ended a pod (`Preempted`, `Evicted`, …); empty if it did not, or gives no reason."""
+    """Why Kubernetes ended a pod (`Preempted`, `Evicted`, …); empty if it did not end the pod."""
     for condition in ((pod or {}).get("status") or {}).get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             return _DISRUPTIONS.get(condition.get("reason") or "", "Evicted")

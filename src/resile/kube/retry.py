@@ -19,9 +19,9 @@ Answer = TypeVar("Answer")
 async def until_answered(
     trouble: str, call: Callable[[], Awaitable[Answer]], *, within: Seconds | None = None
 ) -> Answer:
-    """Repeat `call`, with growing pauses, until it raises no `KubeError`, and return its answer. Failures are logged.
+    """Repeat `call`, with growing pauses, until it raises no `KubeError`, and return its answer.
 
-    If `within` is given, the `KubeError` is raised after so many seconds.
+    Each failure is logged after the text `trouble`. A failure after `within` seconds, if given, is raised.
     """
     loop = asyncio.get_running_loop()
     begun, pauses = loop.time(), BACKOFF.pauses()

@@ -21,7 +21,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeKey
     rank: Rank
     replicas: int
-    """How many nodes the role has now, for the variables `NODE_NUM` and `WORKER_NUM`."""
+    """How many nodes the role has now; the node finds it in the variables `NODE_NUM` and `WORKER_NUM`."""
     relaunch_count: int = 0
     resources: NodeResources = NodeResources()
     avoid: tuple[str, ...] = ()
@@ -29,13 +29,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of a node. A node that the platform does not know any more is `DELETED`."""
+    """What a platform reports of one node. A node that the platform does not know any more is `DELETED`."""
 
     node: NodeKey
     status: NodeStatus
     end: NodeEnd = NodeEnd()
     host: str = ""
-    """The node's machine, by the platform's name for it."""
+    """The platform's name of the machine that the node runs on; empty if there is none yet."""
     address: str = ""
 
 
@@ -43,7 +43,7 @@ class Platform(Protocol):
     """Launches nodes and watches them. All methods run on the master's event loop and do not block it."""
 
     async def start(self, observe: Callable[[Observation], None]) -> None:
-        """Watch the nodes and pass every change to `observe`, at least once, and in order for each node."""
+        """Watch the nodes and pass their changes to `observe`, each at least once, those of one node in order."""
 
     async def adopt(self) -> list[Observation]:
         """All nodes of this job that the platform knows, including those that ended."""
@@ -52,7 +52,7 @@ class Platform(Protocol):
         """Start a node, unless it exists. If it cannot be started, an observation says so."""
 
     def delete(self, node: NodeKey, grace: Seconds) -> None:
-        """End a node with SIGTERM, and after `grace` with SIGKILL. Any node is observed as `DELETED` then."""
+        """End a node with SIGTERM, and after `grace` with SIGKILL; then observe it as `DELETED`, even if unknown."""
 
     async def close(self) -> None:
         """Stop watching. Nodes keep running."""

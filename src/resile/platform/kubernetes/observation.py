@@ -21,7 +21,7 @@ from resile.platform.base import Observation
 from resile.protocol.reports import NodeEnd, NodeStatus
 
 _SAYS_NOTHING = ("Error", "Completed")
-"""Reasons that add nothing to the exit code."""
+"""Reasons for the end of a container that say no more than its exit code."""
 
 
 def observation(node: NodeKey, pod: Object) -> Observation:
@@ -36,7 +36,7 @@ def observation(node: NodeKey, pod: Object) -> Observation:
 
 
 def gone(node: NodeKey, pod: Object | None) -> Observation:
-    """The observation of a node whose pod is deleted: how the pod ended if it had ended by itself, else `DELETED`."""
+    """The observation of a node whose pod no longer exists: how the pod ended before, or `DELETED` if it had not."""
     if pod is not None:
         last = observation(node, pod)
         if last.status.ended:

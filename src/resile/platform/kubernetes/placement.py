@@ -15,14 +15,14 @@ from resile.api.ids import Seconds
 from resile.kube.kinds import Object
 
 ANNOTATION = "resile.avoids"
-"""Annotation of a pod: the machines that it avoids, separated by commas."""
+"""Annotation of a pod with the names of the machines that `avoid` keeps it off, separated by commas."""
 NO_ROOM = Seconds(60.0)
-"""How long a pod waits for another machine: the 40 s that Kubernetes needs to notice a dead machine, and a reserve."""
+"""How long a pod keeps the rule of `avoid`: the 40 s that Kubernetes needs to notice a dead machine, and a reserve."""
 _REQUIRED, _TERMS = "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"
 
 
 def avoid(pod: Object, machines: Iterable[str]) -> None:
-    """Add the rule to a pod that keeps it off these machines, besides the rules that it has."""
+    """Add a node affinity to a pod that keeps it off `machines`; affinities of its template stay in force."""
     names = sorted(machines)
     if not names:
         return
@@ -38,14 +38,14 @@ def avoid(pod: Object, machines: Iterable[str]) -> None:
 
 
 def held_back(pod: Object) -> bool:
-    """True if a pod has no machine yet and avoids some."""
+    """True if a pod is not scheduled yet, is not being deleted, and has the rule of `avoid`."""
     metadata = pod["metadata"]
     free = (pod.get("spec") or {}).get("nodeName") or metadata.get("deletionTimestamp")
     return not free and ANNOTATION in (metadata.get("annotations") or {})
 
 
 def released(pod: Object) -> Object:
-    """A new pod like this one, without the rules of `avoid`."""
+    """The manifest of a new pod with the same name and spec, without the rule of `avoid`."""
     metadata = {key: pod["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences")}
     annotations = dict(pod["metadata"]["annotations"])
     rules = [_rule(name) for name in annotations.pop(ANNOTATION).split(",")]

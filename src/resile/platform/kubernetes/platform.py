@@ -33,9 +33,9 @@ from resile.protocol.reports import NodeEnd, NodeStatus
 log = logging.getLogger("resile.kubernetes")
 
 CALLS_AT_ONCE = 32
-"""How many calls run at once: enough to keep an API server busy, few enough not to overload it."""
+"""How many calls to the API server run at once: enough to keep it busy, few enough not to overload it."""
 LAST_REPORT = Seconds(2.0)
-"""How long to wait for the kubelet of a lost pod to report its end. A pod that has ended is kept, with its logs."""
+"""How long to wait, before a lost pod is deleted, for a report that it ended. Ended pods are kept, with their logs."""
 
 
 class KubernetesPlatform:
@@ -48,14 +48,14 @@ class KubernetesPlatform:
         tls: bool = True,
         broke: Callable[[BaseException], None] = lambda error: log.critical("the platform broke", exc_info=error),
     ) -> None:
-        """Call the API server only from `start` or `launch` on; the caller closes `client`.
+        """Prepare: only `start` and `launch` begin to call the API server. The caller closes `client`.
 
         Args:
             spec: the job. The resource with its uid owns every pod and Service.
             client: of the API server.
             address: `host:port` where pods reach the master; the master's Service if empty.
             tls: True if the master speaks TLS.
-            broke: called with an unexpected error, after which pods may not be watched or made any more.
+            broke: called with an unexpected error of a background task; pods may not be watched or made after it.
         """
         self._spec = spec
         self._kind = registry.job_kind(spec.kind)
@@ -63,16 +63,16 @@ class KubernetesPlatform:
         self._address = address or master_address(spec)
         self._tls = tls
         self._early: list[Observation] = []
-        """Observations made before `start`."""
+        """Observations from before `start`, which passes them on."""
         self._observe: Callable[[Observation], None] = self._early.append
         self._pods: dict[NodeKey, Object] = {}
         self._observed: dict[NodeKey, Observation] = {}
         self._ended: dict[NodeKey, asyncio.Event] = {}
         self._launching: dict[NodeKey, asyncio.Task[None]] = {}
         self._held_back: dict[NodeKey, str] = {}
-        """The uids of pods that avoid machines and have none yet."""
+        """The uids of pods that were seen to be held back by the rule of `avoid`; `_release` runs for each."""
         self._released: dict[NodeKey, str] = {}
-        """The uids of pods that are made again without avoiding machines. Their end is not that of their node."""
+        """The uids of pods that `_release` replaces. The end of such a pod is not the end of its node."""
         self._services: set[tuple[str, Rank]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls = asyncio.Semaphore(CALLS_AT_ONCE)
@@ -112,7 +112,7 @@ class KubernetesPlatform:
         self._spawn(self._delete(node, grace))
 
     def hindrance(self, node: NodeKey) -> str:
-        """Why a pending node cannot start; empty if not known."""
+        """Why a node that is `PENDING` cannot start; empty if not known, or if the node has another status."""
         pod = self._pods.get(node)
         seen = self._observed.get(node) if pod is None else observation(node, pod)
         return seen.end.message if seen is not None and seen.status is NodeStatus.PENDING else ""
@@ -155,7 +155,7 @@ class KubernetesPlatform:
             await asyncio.sleep(pause)
 
     async def _release(self, node: NodeKey, uid: str) -> None:
-        """Make a pod that found no room again under the same name, without avoiding machines."""
+        """Wait; if the pod is then still held back, replace it by one of the same name without the rule of `avoid`."""
         await asyncio.sleep(min(NO_ROOM, self._spec.timeouts.pend / 2))  # it must have the time to start then
         pod = self._pods.get(node)
         if pod is None or pod["metadata"]["uid"] != uid or not held_back(pod) or node in self._launching:
@@ -175,7 +175,7 @@ class KubernetesPlatform:
             self._launching.pop(node, None)
 
     def _on_not_made(self, node: NodeKey, what: str, error: KubeError) -> None:
-        """Observe a node as pending because its pod or Service cannot be made now. The caller tries again."""
+        """Observe a node as `PENDING` because its pod or Service (`what`) cannot be made now. The caller retries."""
         log.warning("the %s of %s cannot be made now: %s", what, node, error)
         pod = self._pods.get(node)
         if pod is not None and not self._is_replaced(node, pod):
@@ -186,7 +186,7 @@ class KubernetesPlatform:
         )
 
     async def _exists(self, node: NodeKey) -> bool:
-        """True if the node's pod exists and belongs to this job, not to an earlier one of the same name."""
+        """True if the node's pod exists and is of this job, not of an earlier job of its name. It is reported, too."""
         try:
             name = self._kind.node_name(self._spec.name, node.role, node.id)
             pod = await self._client.get(PODS, self._spec.namespace, name)
@@ -228,7 +228,7 @@ class KubernetesPlatform:
         return await until_answered(f"the pod of {node} cannot be deleted", delete)
 
     async def _ended_by_itself(self, node: NodeKey) -> bool:
-        """True if the pod of a lost node is reported within `LAST_REPORT` to have ended by itself."""
+        """Wait up to `LAST_REPORT` for a report that the pod of a lost node ended by itself; True if it comes."""
         if node not in self._pods:
             return False
         try:
@@ -259,7 +259,7 @@ class KubernetesPlatform:
             self._on_pod(node, change.item)
 
     def _on_list(self, listed: Listed) -> None:
-        """Take over a list of all pods. A pod that is newer than the list may be missing in it."""
+        """Take over a list of all pods. A known pod that the list lacks is gone, unless it is newer than the list."""
         there = {node: pod for pod in listed.items if (node := self._node_of(pod)) is not None}
         missing = {node: pod for node, pod in self._pods.items() if node not in there and node not in self._launching}
         for node, pod in missing.items():
@@ -270,17 +270,17 @@ class KubernetesPlatform:
                 self._on_pod(node, pod)
 
     def _is_replaced(self, node: NodeKey, pod: Object) -> bool:
-        """True if a pod is removed only to be made again under its name, so that its end is not that of its node."""
+        """True if `_release` replaces this pod, so that the end of the pod is not the end of its node."""
         return node in self._released and self._released[node] == pod["metadata"].get("uid")
 
     def _node_of(self, pod: Object) -> NodeKey | None:
-        """The node of a pod; None for the master's pod and for pods of an earlier job of this name."""
+        """The node of a pod; None for the master's pod and for pods of an earlier job with the same name."""
         if not is_owned_by(pod, self._spec.uid):
             return None
         return self._kind.node_of(pod["metadata"]["name"], self._spec.name)
 
     def _on_answer(self, node: NodeKey, pod: Object) -> None:
-        """Use the pod in the answer to a call, unless the watch has shown it in the meantime."""
+        """Take over a pod from the answer to a call, unless the watch has reported that pod in the meantime."""
         last, known = self._observed.get(node), self._pods.get(node)
         unmade = last is None or last.status is NodeStatus.PENDING  # counts only if there is no pod
         if unmade if known is None else self._is_replaced(node, known):
@@ -295,7 +295,7 @@ class KubernetesPlatform:
             self._spawn(self._release(node, uid))
 
     def _report(self, seen: Observation, *, again: bool = False) -> None:
-        """Pass an observation on if its status or end is new, since each is written to the journal."""
+        """Pass an observation on if the node's status or end has changed, or if `again`: the journal gets each one."""
         last = self._observed.get(seen.node)
         same = last is not None and last.status is seen.status and (not seen.status.ended or last.end == seen.end)
         self._observed[seen.node] = seen
@@ -322,7 +322,7 @@ class KubernetesPlatform:
 
 
 def _is_younger(pod: Object, version: str) -> bool:
-    """True if this state of a pod came after a version."""
+    """True if the resourceVersion of `pod` is above `version`; False if they cannot be compared."""
     try:
         return int(pod["metadata"]["resourceVersion"]) > int(version)
     except (KeyError, ValueError):

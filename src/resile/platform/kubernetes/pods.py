@@ -26,19 +26,19 @@ from resile.platform.kubernetes.placement import avoid
 TOKEN_DIRECTORY = "/var/run/secrets/resile"
 TOKEN_FILE = f"{TOKEN_DIRECTORY}/token"
 TRUSTED = "ca.crt"
-"""The key of the certificate to trust in the Secret, and the name of its file beside the token."""
+"""The certificate that nodes trust: its key in the job's Secret, and its file name beside the token's file."""
 TRUSTED_VARIABLE, NAME_VARIABLE = "RESILE_TLS_CA", "RESILE_TLS_NAME"
 TOKEN_VOLUME = "resile-token"
 SHARED_MEMORY = "/dev/shm"
 SHARED_MEMORY_VOLUME = "resile-shm"
 READABLE_BY_ALL = 0o444
-"""The mode of the token's file: the container may run as any user."""
+"""The mode of the token's file. All may read it, since the container may run as any user."""
 
 GPU = "nvidia.com/gpu"
-"""The resource for a number of GPUs if the template names none."""
+"""The name of the resource for GPUs if the pod template names none."""
 
 AWAY_SECONDS = 10
-"""How long a pod is kept on a machine without a connection. The job has replaced its node long before."""
+"""How long Kubernetes keeps a pod on an unreachable machine. By then the job has long replaced the pod's node."""
 _AWAY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -48,9 +48,9 @@ def master_address(spec: JobSpec) -> str:
 
 
 def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = True) -> Object:
-    """The pod of a node whose role the job has; `address` is the `host:port` of the master.
+    """The manifest of a node's pod, from the template of its role; `address` is the `host:port` of the master.
 
-    With `tls` the master speaks TLS, with the certificate that is mounted beside the token.
+    With `tls`, the node connects by TLS and trusts the certificate that is mounted beside the token.
     """
     kind, role = registry.job_kind(spec.kind), spec.roles[launch.node.role]
     template: Object = copy.deepcopy(role.template)
@@ -95,7 +95,7 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
 
 
 def service_manifest(spec: JobSpec, role: str, rank: Rank) -> Object:
-    """The Service of one rank, whose name stays the same when its node is replaced."""
+    """The manifest of the Service of one rank. Its name stays the same when the rank's node is replaced."""
     kind, port = registry.job_kind(spec.kind), spec.roles[role].port
     selector = kind.rank_selector(spec.name, role, rank)
     return {
@@ -112,7 +112,7 @@ def service_manifest(spec: JobSpec, role: str, rank: Rank) -> Object:
 
 
 def _prioritise(pod: Object, priority: str, launch: Launch) -> None:
-    """Set the pod's priority: `high`, `low`, or a share of the role's ranks, from the first on, that is `high`."""
+    """Set the pod's priority class unless it has one. If `priority` is a fraction, so many first ranks get `high`."""
     if not priority or "priorityClassName" in pod:
         return
     if priority in ("high", "low"):
@@ -137,7 +137,7 @@ def _tolerations(given: list[Object]) -> list[Object]:
 def _environment(
     spec: JobSpec, launch: Launch, address: str, secure: dict[str, str], given: list[Object]
 ) -> list[Object]:
-    """The environment: resile's variables first, so that the user's can refer to them as `$(NODE_RANK)`."""
+    """The pod's variables: resile's first, so that those of the user (`given`) can refer to them as `$(NODE_RANK)`."""
     kind = registry.job_kind(spec.kind)
     setting = NodeSetting(
         node=launch.node,
@@ -158,7 +158,7 @@ def _environment(
 
 
 def _resources(given: Object, wanted: NodeResources) -> Object:
-    """The resources of a container: memory and GPUs as request and limit, CPU as request, with a limit not below."""
+    """Put `wanted` into `given`: memory and GPUs as request and limit, CPU as request; a lower CPU limit is raised."""
     requests, limits = dict(given.get("requests") or {}), dict(given.get("limits") or {})
     if wanted.memory is not None:
         requests["memory"] = limits["memory"] = write_size(wanted.memory)

@@ -7,16 +7,16 @@ from collections.abc import Collection, Iterable
 from resile.api.ids import Rank
 
 HOSTS = 254
-"""Addresses in one 127.0.N.0/24, without .0 and .255."""
+"""How many addresses of one network 127.0.N.0/24 are used: all but .0 and .255."""
 NETWORKS = 254
 
 
 class AddressesUsedUpError(RuntimeError):
-    """More nodes live at the same time than there are addresses (64,516)."""
+    """Raised if more nodes live at the same time than there are addresses (64,516)."""
 
 
 class Addresses:
-    """Hands out 127.0.1.1, 127.0.1.2, … and starts over at the end, without addresses in use.
+    """Hands out 127.0.1.1, 127.0.1.2, … to nodes, skips addresses in use, and after the last starts over.
 
     An address is used again as late as possible: peers of its former node may still try to reach it.
     """
@@ -35,7 +35,7 @@ class Addresses:
         raise AddressesUsedUpError(f"all {HOSTS * NETWORKS} loopback addresses of the job are in use")
 
     def go_on_after(self, address: str) -> None:
-        """Continue after an address that an earlier master handed out, if that is further on."""
+        """Let `take` continue after `address`, which an earlier master handed out, unless it is past it already."""
         parts = address.split(".")
         if len(parts) == 4 and all(part.isdigit() for part in parts):
             number = (int(parts[2]) - 1) * HOSTS + int(parts[3]) - 1
@@ -43,10 +43,10 @@ class Addresses:
 
 
 class AddressBook:
-    """Addresses by role and rank, for jobs whose nodes get all addresses when they start (`TF_CONFIG`).
+    """Keeps an address for each rank, for roles whose nodes are told all addresses when they start (`TF_CONFIG`).
 
-    It does the work of a cluster's Services: a rank has an address before its node has started, and a replacement gets
-    the address of its rank unless its predecessor still lives.
+    It does the work of a cluster's Services: a rank has an address before its node has started, and the rank's next
+    node gets the same address, unless the previous node still lives.
     """
 
     def __init__(self, addresses: Addresses, places: Iterable[tuple[str, Rank]]) -> None:
@@ -54,14 +54,14 @@ class AddressBook:
         self._of = {place: addresses.take(()) for place in places}
 
     def take(self, role: str, rank: Rank, in_use: Collection[str]) -> str:
-        """The address of a rank, or a new one for it; raises `AddressesUsedUpError` if all are in use."""
+        """The address of a rank, or a new one if that is in use; raises `AddressesUsedUpError` if all are in use."""
         known = self._of.get((role, rank))
         address = known if known and known not in in_use else self._addresses.take({*in_use, *self._of.values()})
         self._of[role, rank] = address
         return address
 
     def keep(self, role: str, rank: Rank, address: str) -> None:
-        """Note the address of a living node of this rank."""
+        """Set the address of a rank to that of its node, which an earlier master launched and which lives."""
         self._of[role, rank] = address
 
     def by_role(self, ports: dict[str, int]) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ MOUNTS = Path("/proc/self/mounts")
 
 
 class NoMemoryLimitsError(RuntimeError):
-    """Limits cannot be enforced on this machine; the text is one sentence for the user."""
+    """Raised if memory limits cannot be enforced on this machine; the text is one sentence for the user."""
 
 
 class MemoryLimits:
@@ -38,7 +38,7 @@ class MemoryLimits:
         self._prune()
 
     def create(self, node: str, limit: Bytes) -> Path:
-        """Make the cgroup of a node, in place of an empty one that was left behind; raises `OSError` on failure."""
+        """Make a node's cgroup with this limit; an empty one of its name is replaced. Raises `OSError` on failure."""
         path = self._job / node
         with contextlib.suppress(FileNotFoundError):
             path.rmdir()

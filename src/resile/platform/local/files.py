@@ -25,11 +25,11 @@ from resile.platform.local import processes
 from resile.protocol.reports import NodeEnd, NodeStatus, signal_name
 
 LAUNCH_WINDOW = 2.0
-"""Seconds for which a node without a process counts as starting, and not as lost."""
+"""For so many seconds after its launch, a node without a process counts as starting, and not as lost."""
 
 
 class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`node.json`. The processes are zero until the shim has started the command."""
+    """The content of `node.json`. Pids and start times are 0 until the shim has started the command."""
 
     name: str
     role: str
@@ -57,13 +57,13 @@ class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`stop.json`."""
+    """The content of `stop.json`: the seconds between SIGTERM and SIGKILL."""
 
     grace: float
 
 
 class ExitFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`exit.json`."""
+    """The content of `exit.json`: how the node's main process ended."""
 
     exit_code: int
     signal: int = 0
@@ -71,20 +71,20 @@ class ExitFile(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float = 0.0
     ended_at: float = 0.0
     error: str = ""
-    """Why the command could not be started; empty if it was."""
+    """Why the command could not be started; empty if it was started."""
     survivors: int = 0
-    """Processes that not even SIGKILL ended."""
+    """How many processes of the node not even SIGKILL ended."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A node by its files and by /proc, at this moment."""
+    """What the files of a node and /proc say of it when `read_node` is called."""
 
     node: NodeKey
     name: str
     rank: Rank
     status: NodeStatus
     end: NodeEnd
-    """How the node ended, if that is known. Also set for a deleted node."""
+    """How the node ended, also if it was deleted; without values while it runs."""
     log: Path
     shim_pid: int
     """0 if the shim does not run."""
@@ -94,7 +94,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     """0 if the node never ran."""
     ended_at: float
-    """0 while the node runs, and if no process saw its end."""
+    """0 while the node runs, and if its shim recorded no end."""
 
     def pids(self) -> list[int]:
         """All processes of the node, the main process first; empty if it does not run. Reads all of /proc."""
@@ -109,7 +109,7 @@ def node_directory(directory: Path, node: NodeKey) -> Path:
 
 
 def read(path: Path, kind: type[F]) -> F | None:
-    """The content of a file, or None if it is missing or cannot be understood."""
+    """The content of a file as a `kind`; None if the file is missing or cannot be understood."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -117,9 +117,9 @@ def read(path: Path, kind: type[F]) -> F | None:
 
 
 def write(path: Path, content: NodeFile | StopFile | ExitFile) -> None:
-    """Replace a file as a whole; if that raises `OSError`, the file is as it was before.
+    """Replace a file in one step. If that raises `OSError`, the file is as it was before.
 
-    The file survives a crash of the process, not of the machine, which ends the nodes as well.
+    The file is not synced to disk: a crash of the machine may lose it, and ends the nodes as well.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -142,7 +142,7 @@ def node_directories(directory: Path) -> list[Path]:
 
 
 def outcome(ended: ExitFile, memory: int = 0) -> tuple[NodeStatus, NodeEnd]:
-    """The status and end of a node by its `exit.json`, in the words of kubectl's STATUS column."""
+    """The status and end of a node from its `exit.json`; `memory` is its limit. Reasons are kubectl's words."""
     if ended.error:
         return NodeStatus.FAILED, NodeEnd(exit_code=ended.exit_code, reason="StartError", message=ended.error)
     left = f"; {ended.survivors} of its processes could not be killed" if ended.survivors else ""
@@ -170,7 +170,7 @@ def lost(record: NodeFile) -> NodeEnd:
 
 
 def read_node(directory: Path) -> NodeRecord | None:
-    """The node of this node directory; None if `node.json` cannot be read."""
+    """Read the present state of the node in this directory; None if `node.json` cannot be read."""
     record = read(directory / "node.json", NodeFile)
     if record is None:
         return None
@@ -206,6 +206,6 @@ def read_node(directory: Path) -> NodeRecord | None:
 
 
 def read_nodes(directory: Path) -> list[NodeRecord]:
-    """Every node of a job directory, oldest id first. Reads three small files per node."""
+    """Read the present state of every node of a job directory, oldest id first. Reads three small files per node."""
     found = (read_node(path) for path in node_directories(directory))
     return [record for record in found if record is not None]

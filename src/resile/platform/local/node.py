@@ -23,11 +23,11 @@ from resile.platform.local.shim import remove_cgroup, start_time
 from resile.protocol.reports import NodeEnd, NodeStatus
 
 BACKSTOP = 15.0
-"""Seconds beyond the grace after which a shim that has not ended its node is killed, and the node with it."""
+"""A shim that has not ended its node so many seconds after the grace is killed, and the node with it."""
 
 
 class LocalNode:
-    """A node and its status. `changed` is called on the event loop after each change, in order."""
+    """Watches one local node. Each change of its status is passed to `changed`, in order, on the event loop."""
 
     def __init__(self, record: files.NodeFile, directory: Path, changed: Callable[[Observation], None]) -> None:
         self.record = record
@@ -52,7 +52,7 @@ class LocalNode:
         )
 
     def launched(self, pid: int, pipe: int) -> None:
-        """Watch the shim that was started with this pid and reports through `pipe`, which this object will close."""
+        """Watch the shim with this pid, which reports through `pipe`. This object closes `pipe`."""
         start = start_time(pid)  # the child was not reaped yet, so the pid is still its own
         self.record = msgspec.structs.replace(
             self.record, shim_pid=pid, shim_start=start, boot=processes.boot_id(), launched_at=time.time()
@@ -65,7 +65,7 @@ class LocalNode:
         self._watch(os.pidfd_open(pid))
 
     def could_not_start(self, exit_code: int, sentence: str) -> None:
-        """Note that the node failed before it had a process."""
+        """Record that the node failed before it had a process, with `sentence` as the reason."""
         ended = files.ExitFile(exit_code=exit_code, ended_at=time.time(), error=sentence)
         with contextlib.suppress(OSError):  # perhaps the very reason for which it could not start
             files.write(self._directory / "exit.json", ended)
@@ -101,7 +101,7 @@ class LocalNode:
             self._ask_to_end(BACKSTOP + (stop.grace if stop else 0.0))
 
     def stop(self, grace: Seconds) -> None:
-        """End the node, as `Platform.delete`. Another call can only shorten the grace."""
+        """End the node with SIGTERM, and after `grace` with SIGKILL. Another call can only shorten the grace."""
         self._stopping = True
         written = True
         try:
@@ -186,7 +186,7 @@ class LocalNode:
         self._end_with(NodeStatus.FAILED, files.lost(self.record))
 
     def _remove_cgroup(self, tries: int) -> None:
-        """Remove the cgroup that the shim could not remove. Killed processes may take a moment to leave it."""
+        """Remove the node's cgroup, in up to `tries` more attempts: killed processes may take a moment to leave it."""
         remove_cgroup(self.record.cgroup)
         if tries and os.path.exists(self.record.cgroup):
             asyncio.get_running_loop().call_later(0.05, self._remove_cgroup, tries - 1)

@@ -35,10 +35,10 @@ from resile.protocol.reports import NodeStatus
 HOST_ADDRESS = "127.0.0.1"
 
 _BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
-"""Starts the shim as a module, from its compiled form. This folder comes last in the path, to hide no library."""
+"""Imports the shim, so that its compiled form is used. This folder is last in `sys.path`, to hide no library."""
 
 _RESTORED = (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
-"""Signals that the master's parent may have set to be ignored, which the node would inherit."""
+"""Signals that a node handles by default, even if the master was started with these signals ignored."""
 
 
 class LocalPlatform:
@@ -53,13 +53,13 @@ class LocalPlatform:
         workdir: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare; `start` reads the job directory.
+        """Prepare to launch nodes; only `start` reads the job directory.
 
         Args:
             spec: the job.
             directory: the job directory, for the files and logs of nodes.
             master_address: `host:port` where nodes reach the master.
-            secrets: variables for every node, such as the path of the token's file; they win over all others.
+            secrets: variables for every node, such as the path of the token's file; they replace others of their name.
             enforce_memory: enforce memory limits; if that is impossible, `warnings` says why.
             workdir: where the commands run; the current directory if not given.
             environment: the variables that nodes inherit; those of this process if not given.
@@ -88,11 +88,11 @@ class LocalPlatform:
 
     @property
     def warnings(self) -> list[str]:
-        """One sentence for each memory limit that cannot be enforced."""
+        """Sentences that say which memory limits cannot be enforced, and why."""
         return list(self._warnings)
 
     async def start(self, observe: Callable[[Observation], None]) -> None:
-        """Watch every node that an earlier master launched; `adopt` returns them."""
+        """Read and watch every node that an earlier master launched; `adopt` returns these nodes."""
         self._observe = observe
         for directory in files.node_directories(self._directory):
             record = files.read(directory / "node.json", files.NodeFile)

@@ -19,7 +19,7 @@ from resile.platform.local.shim import start_time, stat_of
 
 @cache
 def boot_id() -> str:
-    """The id of this boot of the machine; empty if it cannot be read. Pids of another boot mean nothing."""
+    """The id of this boot of the machine; empty if it cannot be read. A pid of another boot is no longer valid."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -27,7 +27,7 @@ def boot_id() -> str:
 
 
 def is_alive(pid: int, start: int, boot: str) -> bool:
-    """True if exactly this process still runs, and is no zombie."""
+    """True if the process with this pid, start time and boot still runs, and is no zombie."""
     if pid <= 0 or boot != boot_id():
         return False
     fields = stat_of(str(pid))
@@ -35,7 +35,7 @@ def is_alive(pid: int, start: int, boot: str) -> bool:
 
 
 def open_pidfd(pid: int, start: int) -> int | None:
-    """A pidfd of exactly this process, which becomes readable when the process ends; None if it has ended."""
+    """A pidfd of the process with this pid and start time, readable when the process ends; None if it has ended."""
     if pid <= 0:
         return None
     try:
@@ -51,7 +51,7 @@ def open_pidfd(pid: int, start: int) -> int | None:
 
 
 def collect(pidfd: int) -> None:
-    """Reap a process that has ended, if it is a child of this process."""
+    """Reap the process of `pidfd` if it has ended and is a child of this process."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
 
@@ -61,7 +61,7 @@ def all_pids() -> Iterator[int]:
 
 
 def find_shim(node_directory: Path) -> int | None:
-    """The pid of a node's living shim, found by its command line in all of /proc; None if there is none."""
+    """Search /proc for a node's living shim by its command line, and return the pid; None if there is none."""
     mark = [os.fsencode(Path(__file__).parent), os.fsencode(node_directory)]
     for pid in all_pids():
         with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def find_shim(node_directory: Path) -> int | None:
 
 
 def tree(root: int) -> list[int]:
-    """A process and all its descendants, parents first; empty if it is gone. Reads all of /proc."""
+    """The pids of `root` and all its descendants, parents first; empty if `root` is gone. Reads all of /proc."""
     parents: dict[int, list[int]] = {}
     for pid in all_pids():
         fields = stat_of(str(pid))
@@ -87,9 +87,9 @@ def tree(root: int) -> list[int]:
 def kill_strays(node_directory: Path, session: int | None) -> int:
     """Kill the processes of a node whose shim is gone, and return their number.
 
-    They are found by the cookie in their environment and, if `session` is given, by their session. Give the session
-    only if the shim ended just now: later its number may be used again. Costs two or more scans of /proc, a few
-    milliseconds each.
+    The processes are found by the variable `LOCAL_NODE_VARIABLE` in their environment and by the number of their
+    session, if given. Give `session` only if the shim ended just now: later the number may be used again. Costs two or
+    more scans of /proc, a few milliseconds each.
     """
     mark = f"{LOCAL_NODE_VARIABLE}={node_directory}".encode()
     killed: set[int] = set()

@@ -29,13 +29,13 @@ PR_SET_CHILD_SUBREAPER = 36
 
 STATUS_FD = 3
 DEFAULT_GRACE = 30.0
-"""Seconds if `stop.json` cannot be read: the default of Kubernetes."""
+"""Seconds between SIGTERM and SIGKILL if `stop.json` cannot be read: the default of Kubernetes."""
 UNKILLABLE_AFTER = 10.0
 """Seconds after which a process that SIGKILL has not ended (it hangs in the kernel) is reported and left alone."""
 SWEEP_AFTER = 0.5
-"""Seconds after which descendants are killed, too. Before that, the children of a dead process become the shim's."""
+"""For so many seconds `kill_rest` kills only the shim's children, then all its descendants."""
 RESERVED = 1024
-"""Bytes of `exit.json` that are written at the start, so that the exit code fits even if the disk is full by then."""
+"""Bytes reserved on disk for `exit.json` when the node starts, so that it can be written even if the disk is full."""
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -62,7 +62,7 @@ class Node:
 
     @property
     def fell_to_sigterm(self) -> bool:
-        """True if SIGTERM killed the main process, as it kills a shell that waits for the program that should save."""
+        """True if SIGTERM killed the main process. It may be a shell, whose child still saves a checkpoint."""
         return self.status is not None and os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGTERM
 
 
@@ -72,7 +72,7 @@ def prctl(option: int, value: int | bytes) -> None:
 
 
 def start(command: list[str], workdir: str, cgroup: str) -> tuple[Node | None, int, str]:
-    """Start the command. Returns the node, or None with an exit code and one sentence that says why."""
+    """Start the command. Returns the node, or None with an exit code and one sentence that says why it failed."""
     shim = os.getpid()
     reader, writer = os.pipe()
     pid = os.fork()
@@ -132,7 +132,7 @@ def start_time(pid: int) -> int:
 
 
 def children() -> list[int]:
-    """The shim's children, in one read if the kernel has that file, else by a scan of /proc."""
+    """The pids of the shim's children: from the kernel's `children` file if it has one, else by a scan of /proc."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(pid) for pid in file.read().split()]
@@ -142,7 +142,7 @@ def children() -> list[int]:
 
 
 def descendants() -> dict[int, list[str]]:
-    """All descendants of the shim with their stat fields. Reads all of /proc, some 20 microseconds per process."""
+    """All descendants of the shim by pid, with the fields of `stat_of`. Reads all of /proc, 20 µs per process."""
     stats = {int(pid): stat_of(pid) for pid in os.listdir("/proc") if pid.isdigit()}
     below: dict[int, list[int]] = {}
     for pid, fields in stats.items():
@@ -170,7 +170,7 @@ def kill(pid: int) -> None:
 def kill_rest(node: Node) -> int:
     """Kill all processes of the node, wait until they are gone, and return how many are left after a time-out.
 
-    The children of a dead process become the shim's before its end is reported, so level by level all are reached.
+    When a child dies, its own children become children of the shim. So all processes are reached, level by level.
     """
     if node.status is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -198,10 +198,10 @@ def read_grace(directory: str) -> float:
 
 
 def wait(node: Node, directory: str) -> None:
-    """Wait until the main process has ended, or until the node was told to end and its grace is over.
+    """Wait until the main process has ended, or until the shim got SIGTERM and the grace is over.
 
-    If SIGTERM kills the main process outright, it is most often a shell around the program that is saving. Then the
-    rest of its group has the rest of the grace. If the main process ends by itself, the node ends, as in a container.
+    If SIGTERM kills the main process, it is most often a shell around a program that is saving. Then the other
+    processes of its group may use up the grace. If the main process ends by itself, the node ends, as in a container.
     """
     deadline: float | None = None
     while True:
@@ -238,7 +238,7 @@ def oom_kills(cgroup: str) -> int:
 
 
 def remove_cgroup(cgroup: str) -> None:
-    """Remove the node's cgroup, and those of the job and of resile if they are empty then."""
+    """Remove the node's cgroup, then the cgroups of the job and of resile above it if they are empty."""
     for _ in range(3):
         try:
             os.rmdir(cgroup)
@@ -248,13 +248,13 @@ def remove_cgroup(cgroup: str) -> None:
 
 
 def tell(line: str) -> None:
-    """Send one line to the platform. If the platform is gone, the next one reads the files."""
+    """Send one line to the platform. Ignore that the platform is gone: the next master's platform reads the files."""
     with contextlib.suppress(OSError):
         os.write(STATUS_FD, line.encode() + b"\n")
 
 
 def record_start(directory: str, node: Node, started_at: float) -> None:
-    """Add the processes to `node.json`, and reserve space for `exit.json`. On a full disk the node runs anyway."""
+    """Add the pids to `node.json`, and reserve space for `exit.json`. If the disk is full, the node runs anyway."""
     import json
 
     try:
@@ -275,10 +275,10 @@ def record_start(directory: str, node: Node, started_at: float) -> None:
 
 
 def record_end(directory: str, end: dict[str, object]) -> None:
-    """Write `exit.json` and tell the platform.
+    """Write `end` to `exit.json` and send it to the platform.
 
-    Readers see all of the file or none. The file is synced to disk only after the platform was told: a disk that is
-    busy with a checkpoint must not delay a recovery, and a power failure ends the node anyway.
+    Readers see all of the file or nothing. The file is synced to disk only after the platform got the message: a disk
+    that is busy with a checkpoint must not delay a recovery, and a power failure ends the node anyway.
     """
     import json
 
