@@ -25,7 +25,7 @@ LARGEST_RECOVERY_BUDGET = Seconds(3600.0)
 """With a larger budget, a job would seem to hang."""
 
 EXIT_GRACE = Seconds(30.0)
-"""From SIGTERM to SIGKILL: the default of Kubernetes. It is for saving, whose time does not depend on the budget."""
+"""From SIGTERM to SIGKILL: the default of Kubernetes. Saving takes as long with any recovery budget."""
 JOIN_TIMEOUT = Seconds(600.0)
 """How long too few nodes wait for the rest: the default of torchrun and DLRover."""
 PEND_TIMEOUT = Seconds(900.0)
@@ -38,4 +38,4 @@ BUDGET_WINDOW = Seconds(1800.0)
 TOKEN_FILE_VARIABLE = "RESILE_TOKEN_FILE"
 """The environment variable with the path of the job's token, for masters and agents."""
 LOCAL_NODE_VARIABLE = "RESILE_LOCAL_NODE"
-"""The environment variable with a local node's directory. It finds the processes that a shim left."""
+"""The environment variable with a local node's directory. By it, processes that outlive their shim are found."""

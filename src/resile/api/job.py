@@ -26,7 +26,7 @@ class Loss(enum.StrEnum):
 
 
 class RoleTraits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The function of a role in its job; the defaults are those of nodes that train."""
+    """What the nodes of a role do in a job, and what their loss means; the defaults are those of nodes that train."""
 
     trains: bool = True
     """The agents of this role join rounds."""
@@ -36,9 +36,9 @@ class RoleTraits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failure: str = "WorkerError"
     """The reason of a job that failed because a rank of this role was given up."""
     oom_failure: str = "WorkerOOM"
-    """The reason if the last node of that rank had run out of memory."""
+    """The reason in place of `failure` if the last node of the rank had run out of memory."""
     cannot_migrate: str = ""
-    """Why nodes of this role cannot be migrated: the end of a sentence about a node; empty if they can."""
+    """Why nodes of this role cannot be migrated: the end of a sentence that begins with a node; empty if they can."""
     port: int = 0
     """The port on which nodes listen, in a job whose nodes find each other by address."""
 
@@ -67,7 +67,7 @@ class RoleSpec(RoleTraits, frozen=True, kw_only=True, omit_defaults=True):
     command: tuple[str, ...] = ()
     """Program and arguments of the main container: `command` then `args` of the template."""
     env: dict[str, str] = {}
-    """The variables with literal values; those with `valueFrom` are only in `template`."""
+    """The environment variables with literal values; those with `valueFrom` are only in `template`."""
     requests: Resources = Resources()
     limits: Resources = Resources()
     crash_budget: int = DEFAULT_CRASH_BUDGET
@@ -75,7 +75,7 @@ class RoleSpec(RoleTraits, frozen=True, kw_only=True, omit_defaults=True):
     auto_scale: bool = True
     priority: str = ""
     grace: float | None = None
-    """`terminationGracePeriodSeconds` of the template, if given."""
+    """`terminationGracePeriodSeconds` of the template; None if not given."""
     restart_policy: str = ""
     """The role's `restartPolicy`, else its template's; empty if neither is given."""
     batch_scheduler: str = ""
@@ -88,10 +88,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     namespace: str = "default"
     uid: str = ""
     kind: str
-    """The name of its kind in `resile.api.kinds.registry`."""
+    """The name of the job's kind in `resile.api.kinds.registry`."""
     strategy: Strategy = Strategy.ALLREDUCE
     roles: dict[str, RoleSpec] = {}
-    """In the order of listings. Empty for a job on bare machines (`resile run`), whose nodes no platform launches."""
+    """By name, in listing order. Empty for a job on bare machines (`resile run`), whose nodes no platform launches."""
     master: RoleSpec | None = None
     """The user's changes to the master's pod; the template may be partial."""
     resource_limits: Resources = Resources()
@@ -117,12 +117,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return not self.roles if declared is None else declared.trains
 
     def decides_end(self, role: str) -> bool:
-        """True if the job waits for the end of the nodes of this role."""
+        """True if the job succeeds only after the nodes of this role have; on bare machines, True for every role."""
         declared = self.roles.get(role)
         return not self.roles if declared is None else declared.decides_end
 
     def exit_grace(self, role: str) -> Seconds:
-        """How long a node of a role may take to save and end: what its pod says, but at least `kill_grace`."""
+        """How long a node of a role may take to save and end: `grace` of the role if given, at least `kill_grace`."""
         declared = self.roles.get(role)
         if declared is None or declared.grace is None:
             return self.timeouts.exit_grace
@@ -134,5 +134,5 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max((self.exit_grace(role) for role in self.roles), default=self.timeouts.exit_grace)
 
     def role_order(self, role: str) -> int:
-        """The index of a role among the job's roles; an unknown role comes last."""
+        """The index of a role among the job's roles, to sort by; an unknown role comes last."""
         return next((at for at, name in enumerate(self.roles) if name == role), len(self.roles))

@@ -19,7 +19,7 @@ class JobPhase(enum.StrEnum):
 
     @property
     def reason(self) -> str:
-        """The reason of the condition of this type."""
+        """The reason in the condition whose type is this phase, such as `JobRunning`."""
         return f"Job{self.value}"
 
     @property

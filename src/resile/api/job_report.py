@@ -24,7 +24,7 @@ class NodeCounts(msgspec.Struct, kw_only=True):
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest failure, even if the job has recovered from it."""
+    """The newest failure of a node or of a whole job, even if the job has recovered from it."""
 
     node: str
     """The node's name."""
@@ -36,17 +36,17 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A job at one moment, with its nodes as numbers only."""
+    """The status of a job at one moment, with numbers of nodes instead of the nodes themselves."""
 
     phase: JobPhase
     reason: str = ""
     message: str = ""
     nodes: dict[str, NodeCounts] = {}
-    """By role."""
+    """The numbers of nodes by role."""
     started_at: float | None = None
     ended_at: float | None = None
     plan: str = ""
-    """The name of the plan being executed."""
+    """The name of the plan being executed; empty if there is none."""
     step: int | None = None
     total: int = 0
     speed: float = 0.0

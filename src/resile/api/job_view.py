@@ -36,9 +36,9 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     standbys: int = 0
     """How many standbys of this node are ready."""
     standby_memory: int = 0
-    """The memory of all its standbys, in bytes."""
+    """The memory of all standbys of this node, in bytes."""
     containers: int = 1
-    """How many containers its pod has; 1 for a node of this machine."""
+    """How many containers the node's pod has; 1 for a node of this machine."""
     ready_containers: int = 0
 
 
@@ -52,15 +52,15 @@ class OutageView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetView(msgspec.Struct, frozen=True, kw_only=True):
-    """The ledger of one data set."""
+    """How much of one data set is done, according to its ledger."""
 
     name: str
     done: int
-    """Records that are done."""
+    """How many records are done."""
     total: int
-    """Records of all epochs."""
+    """How many records all epochs have."""
     leased: int
-    """Shards that workers hold."""
+    """How many shards workers have under lease."""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     gpu: int | None = None
 
     def over(self, below: NodeResources) -> NodeResources:
-        """These amounts; where one is None, the amount of `below`."""
+        """A copy of these resources in which every amount that is None has the value from `below`."""
         return NodeResources(
             memory=below.memory if self.memory is None else self.memory,
             cpu=below.cpu if self.cpu is None else self.cpu,
@@ -24,7 +24,7 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class RoleChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The changes of a plan to a role; None keeps the number of nodes."""
+    """The changes of a plan to a role. If `replicas` is None, the number of nodes stays as it is."""
 
     replicas: int | None = None
     resources: NodeResources = NodeResources()
@@ -39,14 +39,14 @@ class NewNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Migration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A node that a plan replaces by a node with other resources. It leaves when the new node has taken over."""
+    """A node that a plan replaces by a node with `resources`. The old node leaves when the new one has taken over."""
 
     node: NodeKey
     resources: NodeResources = NodeResources()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One change to the nodes of a running job. A plan with a known uid is not executed again."""
+    """One change to the nodes of a running job. A second plan with the same `uid` is not executed."""
 
     name: str
     uid: str

@@ -56,17 +56,17 @@ def amount(text: str | int | float) -> Fraction:
 
 
 def cores(text: str | int | float) -> float:
-    """CPU cores, to the thousandth, rounded up. Raises `BadQuantity`."""
+    """The CPU cores of a quantity, rounded up to a thousandth; raises `BadQuantity` as `amount` does."""
     return math.ceil(amount(text) * 1000) / 1000
 
 
 def size(text: str | int | float) -> Bytes:
-    """Whole bytes, rounded up. Raises `BadQuantity`."""
+    """The bytes of a quantity, rounded up; raises `BadQuantity` as `amount` does."""
     return Bytes(math.ceil(amount(text)))
 
 
 def count(text: str | int | float) -> int:
-    """A whole number, such as that of GPUs; raises `BadQuantity` for fractions, too."""
+    """The whole number of a quantity, such as of GPUs; raises `BadQuantity` as `amount` does, and for fractions."""
     total = amount(text)
     if total.denominator != 1:
         raise BadQuantity(f"must be a whole number of 0 or more, not {text!r}")
@@ -74,7 +74,7 @@ def count(text: str | int | float) -> int:
 
 
 def write_cores(value: float) -> str:
-    """The quantity for a number of cores, to the thousandth, rounded up: `2`, `500m`."""
+    """The quantity for a number of cores, rounded up to a thousandth: `2`, `500m`."""
     thousandths = math.ceil(Fraction(repr(value)) * 1000)
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 

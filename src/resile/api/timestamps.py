@@ -6,12 +6,12 @@ import datetime
 
 
 def stamp(at: float) -> str:
-    """Seconds since 1970 as a timestamp of Kubernetes, which has whole seconds."""
+    """Seconds since 1970 as a timestamp of Kubernetes; a fraction of a second is lost."""
     return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def moment(text: str | None) -> float | None:
-    """The inverse of `stamp`; None if the text is no timestamp."""
+    """A timestamp of Kubernetes as seconds since 1970; None if `text` is no timestamp."""
     try:
         return datetime.datetime.fromisoformat(text).timestamp() if text else None
     except ValueError:

@@ -19,13 +19,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def namespace_option(command: F) -> F:
-    """`-n NAMESPACE`."""
+    """Add `-n NAMESPACE` to a command."""
     words = "where the job is (default: default, or that of the kubeconfig's context)"
     return click.option("-n", "--namespace", metavar="NAMESPACE", callback=_namespace, help=words)(command)
 
 
 def _namespace(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """Refuse a namespace that is no valid name, because it becomes the name of a folder."""
+    """Return the value of `-n`; raises `NotUsableError` if it is no valid name, since folders get this name."""
     errors = ManifestErrors()
     if value is not None:
         check_dns_label(value, "-n", errors)
@@ -35,7 +35,7 @@ def _namespace(_: click.Context, __: click.Parameter, value: str | None) -> str 
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `-n`, `--local`, `--cluster`, `--kubeconfig` and `--context`; the command gets them as one `target`."""
+    """Add `-n`, `--local`, `--cluster`, `--kubeconfig` and `--context` to a command, which gets them as `target`."""
 
     @functools.wraps(command)
     def with_target(
@@ -58,7 +58,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def jobs_of(target: Target, name: str = "", *, everywhere: bool = False) -> Jobs:
-    """The jobs that a command works on. It names a job or a pod, or lists jobs if `name` is empty."""
+    """The jobs that a command means. `name` is the job or pod that the command names; empty for a listing."""
     return target.jobs(say, local=target.is_local(name, everywhere=everywhere))
 
 
@@ -68,14 +68,14 @@ def say(sentence: str) -> None:
 
 
 def output_option(*formats: str) -> Callable[[F], F]:
-    """`-o FORMAT`; the first format is the default."""
+    """Add `-o FORMAT` to a command; the first format is the default."""
     return click.option(
         "-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True, help="how to print it"
     )
 
 
 def print_json(value: Any) -> None:
-    """Print any data as indented JSON, also structs."""
+    """Print data, which may contain structs, as indented JSON."""
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 

@@ -44,17 +44,17 @@ class Listable(enum.StrEnum):
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """What to list."""
+    """What a command lists: jobs, nodes, events or plans, and of which job and namespaces."""
 
     what: Listable
     job: str = ""
     """List only this job and what belongs to it; if empty, everything in the namespace."""
     everywhere: bool = False
-    """List all namespaces."""
+    """List objects of all namespaces."""
     with_nodes: bool = True
-    """Listed jobs hold their nodes, which costs one more request to a cluster."""
+    """List jobs with their nodes, which costs one more request to a cluster."""
     deleted: bool = False
-    """List deleted nodes, too. Only this machine still knows them."""
+    """List deleted nodes, too; without effect on a cluster, which does not remember them."""
 
 
 class EventView(JobEvent, frozen=True, kw_only=True):
@@ -87,15 +87,15 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """One listing."""
+    """The result of one listing, with what a command tells the user beside it."""
 
     items: list[Item]
     unreadable: list[str] = []
     """A sentence for each job that could not be read."""
     nothing: bool = False
-    """True if there is no job at all; in a listing of plans, no plan. A sentence then replaces the table."""
+    """True if there is no job at all (for a list of plans, no plan): the command prints a sentence and no table."""
     hint: str = ""
-    """Names other namespaces that have jobs."""
+    """A sentence that names other namespaces with jobs; empty if there are none."""
 
 
 class ProcessFailure(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ Failure = ProcessFailure | NodeFailure
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is known of one job."""
+    """Everything that `resile describe` shows of one job."""
 
     job: JobView
     master: NodeView | None
@@ -134,7 +134,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     conditions: list[dict[str, Any]] | None = None
     """The conditions in the job's status; None on this machine, where a job has no conditions."""
     data: dict[str, Any] = {}
-    """Further fields of the JSON output."""
+    """Further fields for `resile describe -o json`."""
 
 
 def facts_of(spec: JobSpec, replicas: Mapping[str, int]) -> dict[str, str]:
@@ -158,16 +158,16 @@ class LogLine(msgspec.Struct, frozen=True):
     pod: str
     text: bytes
     alone: bool
-    """True if all lines so far were of this pod."""
+    """True if no log of another pod is read yet, so that the pod's name need not be shown."""
 
 
 class Document(msgspec.Struct, frozen=True):
     """One document of a manifest file."""
 
     written: dict[str, Any]
-    """The document as plain data."""
+    """The document as plain data, before it was read into `resource`."""
     resource: Resource
-    """The typed resource that was read from it."""
+    """The typed resource that was read from the document."""
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,11 +201,11 @@ class Deleted(msgspec.Struct, frozen=True):
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """A sign of recovery from a fault."""
+    """Something that happened on the way from a fault to recovery, or that did not happen in time (`what`)."""
 
     what: str
     after: float | None = None
-    """Seconds since the fault; None if `what` is about something that did not happen in time."""
+    """Seconds from the fault to it; None if it did not happen."""
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -213,11 +213,11 @@ class Moment(msgspec.Struct, frozen=True):
 
     job: JobView
     news: list[JobEvent]
-    """The job events since the moment before."""
+    """The job events since the previous moment."""
     last: bool
-    """True if this is the last moment."""
+    """True if no moment follows, because the job is over."""
     note: str = ""
-    """A sentence for the person who waits."""
+    """A sentence to show to the person who waits; empty if there is none."""
 
 
 class Following(Protocol):
@@ -245,16 +245,16 @@ class Jobs(Protocol):
 
     is_local: bool
     namespace: str
-    """The namespace of a command whose user named none."""
+    """The namespace that a command means if the user named none."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def watch(self, query: Query) -> Iterator[Found]:
-        """The listing as it is now, then again after every change, until every job is over.
+        """Yield the listing as it is now, then again after every change, until every job is over.
 
-        A later listing of events may hold only new ones.
+        If `query` asks for events, later listings may hold only new events.
         """
 
     def describe(self, job: str) -> Description: ...
@@ -265,12 +265,12 @@ class Jobs(Protocol):
         """The kind of a job, which knows the names of its pods and the role that `resile scale JOB 3` means."""
 
     def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:
-        """The lines of one pod, or of all nodes of a job.
+        """Yield the log lines of one pod, or of all nodes of a job.
 
         Args:
             name: the name of a job or of a pod.
             master: read the log of the master instead.
-            tail: begin with so many last lines of each log.
+            tail: begin with this many last lines of each log; None for all lines.
             follow: also yield lines that are written later, and those of new pods, until the job or the pod ends.
         """
 
@@ -281,7 +281,7 @@ class Jobs(Protocol):
         """Follow a job that `submit` has returned."""
 
     def scale(self, job: str, replicas: Mapping[str, int]) -> None:
-        """Change the numbers of nodes of some roles."""
+        """Change the number of nodes of each role in `replicas`."""
 
     def suspend(self, job: str) -> bool:
         """Let go of all nodes of a job; False if it was suspended already."""
@@ -293,8 +293,8 @@ class Jobs(Protocol):
         """End jobs and remove them, after checking that all of them exist.
 
         Args:
-            jobs: their names.
-            now: kill their processes at once.
+            jobs: the names of the jobs.
+            now: kill the processes of the jobs at once, without a grace period.
             wait: on a cluster, yield a job only after it and its pods are gone.
             keep_logs: on this machine, keep the logs.
         """
@@ -302,5 +302,5 @@ class Jobs(Protocol):
     def inject(self, job: str, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]:
         """Inject a fault. Returns what was done, and an iterator that waits for the signs of recovery.
 
-        The signs of one list are shown on one line.
+        The iterator yields lists of signs; a command shows each list on one line.
         """

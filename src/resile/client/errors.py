@@ -9,11 +9,11 @@ from collections.abc import Collection
 
 
 class CommandError(Exception):
-    """The request cannot be carried out."""
+    """Raised if a request to read or change jobs cannot be carried out."""
 
 
 class NotUsableError(CommandError):
-    """A flag, a file or a name that the user wrote cannot be used."""
+    """Raised if a flag, a file or a name that the user wrote cannot be used."""
 
 
 def check_roles(job: str, asked: Collection[str], known: Collection[str]) -> None:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def pod_name(kind: BaseJobKind, job: str, node: str) -> str:
-    """The name of the pod of a node such as `worker-0`; empty if `node` is no node's name."""
+    """The name of the pod of a node, which is given as `worker-0`; empty if `node` is no node's name."""
     role, _, number = node.rpartition("-")
     if not number.isascii() or not number.isdigit():
         return ""
@@ -24,12 +24,12 @@ def pod_name(kind: BaseJobKind, job: str, node: str) -> str:
 
 
 def is_pod_of(kind: BaseJobKind, name: str, job: str) -> bool:
-    """True if a pod of this name is the job's master or one of its nodes."""
+    """True if `name` is the name of the job's master, or of a node that the job has or could have."""
     return name == kind.master_name(job) or kind.node_of(name, job) is not None
 
 
 def pod_owner(pod: str, jobs: Sequence[tuple[T, BaseJobKind, str]]) -> T | None:
-    """The job that has a pod of this name, among jobs with their kinds and names; None if no job has.
+    """The job that has a pod of this name; None if no job has. `jobs` are jobs with their kinds and names.
 
     Raises:
         CommandError: `pod` is the name of a node, such as `worker-0`, and not of a pod.

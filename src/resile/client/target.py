@@ -29,11 +29,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names_cluster(self) -> bool:
-        """True if one of the flags means a cluster."""
+        """True if the user gave a flag that means a cluster."""
         return self.cluster or bool(self.kubeconfig or self.context)
 
     def is_local(self, name: str = "", *, everywhere: bool = False) -> bool:
-        """True if this machine is meant.
+        """True if a command with these flags means the jobs of this machine, False if it means those of a cluster.
 
         Args:
             name: the name of a job or a pod; empty for a listing.
@@ -48,7 +48,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return bool(all_jobs(None if everywhere else self.namespace or DEFAULT_NAMESPACE))
 
     def jobs(self, say: Say, *, local: bool) -> Jobs:
-        """The jobs of this machine, or of the cluster. `say` shows messages to a waiting person."""
+        """The jobs of this machine if `local`, else of the cluster. `say` shows messages to a waiting person."""
         if local:
             from resile.client.local.backend import LocalJobs
 
@@ -59,5 +59,5 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def configured() -> bool:
-    """True if a kubeconfig file exists, or this process runs in a pod."""
+    """True if a cluster is configured: a kubeconfig file exists, or this process runs in a pod."""
     return any(path.is_file() for path in config_files()) or in_a_pod()

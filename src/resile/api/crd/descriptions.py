@@ -20,7 +20,7 @@ def of_type(kind: type) -> str:
 
 
 def of_fields(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """The texts of the fields of a struct by their names in Python, without fields that have no text."""
+    """The text of each field of a struct by the field's name in Python; a field without a text has no entry."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
@@ -41,5 +41,5 @@ def _texts(kind: type) -> dict[str, str]:
 
 
 def _sentence(text: str) -> str:
-    """The first paragraph on one line, without backticks."""
+    """The first paragraph of `text` on one line, without backticks."""
     return " ".join(inspect.cleandoc(text).partition("\n\n")[0].split()).replace("`", "")

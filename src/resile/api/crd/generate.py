@@ -15,7 +15,7 @@ from resile.api.kinds.base import Column, Definition, Rule
 Object = dict[str, Any]
 
 CATEGORY = "resile"
-"""`kubectl get resile` lists all kinds."""
+"""The category of every kind: `kubectl get resile` lists the objects of all kinds."""
 
 
 def crd(definition: Definition, *, cel: bool = False) -> Object:
@@ -49,7 +49,7 @@ def crd(definition: Definition, *, cel: bool = False) -> Object:
 
 
 def cel_patch(definition: Definition) -> list[Object]:
-    """The JSON patch (RFC 6902) that adds the rules in CEL to a definition without them."""
+    """The JSON patch (RFC 6902) that adds the rules in CEL to a CustomResourceDefinition made without `cel`."""
     root = "/spec/versions/0/schema/openAPIV3Schema"
     grouped: dict[tuple[str, ...], list[Object]] = {}
     for rule in definition.rules:

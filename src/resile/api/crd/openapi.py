@@ -86,7 +86,7 @@ def _field(field: inspect.Field, text: str) -> Schema:
 
 
 def _default(field: inspect.Field) -> Schema:
-    """The default of a field, if it differs from an absent field; empty for an empty text, zero or empty mapping."""
+    """The keyword `default` of a field's schema; without it if the default is None, 0 or an empty value."""
     value = _plain(field.default)
     is_worth = isinstance(value, bool) or (isinstance(value, str | int | float) and bool(value))
     return {"default": value} if is_worth else {}

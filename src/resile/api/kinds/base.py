@@ -36,20 +36,20 @@ class Role(RoleTraits, frozen=True, kw_only=True):
     """The name in the `JobSpec`, in the names of nodes and in labels."""
 
     def declared(self, **fields: Any) -> RoleSpec:
-        """The role in one job; `fields` are the fields of `RoleSpec` that a user sets."""
+        """The `RoleSpec` of one job, with the traits of this role; `fields` are the fields that are no traits."""
         traits = {name: getattr(self, name) for name in RoleTraits.__struct_fields__}
         return RoleSpec(**traits, **fields)
 
 
 class NodeSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about one node that its environment variables tell."""
+    """The facts about one node from which a kind makes the node's environment variables."""
 
     node: NodeKey
     rank: Rank
     replicas: int
     """How many nodes the role of this node has."""
     master_address: str
-    """`host:port`."""
+    """The address of the job's master, `host:port`."""
     relaunch_count: int = 0
     """How many nodes had this rank before."""
     address: str = ""
@@ -64,13 +64,13 @@ class BaseJobKind(abc.ABC):
     """What every kind of job defines, with or without a custom resource."""
 
     name: str
-    """Kept in `JobSpec.kind`."""
+    """The name of this kind, as in `JobSpec.kind`."""
     noun: str
     """The noun that commands put before a job's name: `elasticjob/torch-mnist`."""
     roles: tuple[Role, ...]
-    """In the order in which tables list them."""
+    """The roles that jobs of this kind may have, in the order in which tables list them."""
     scaled_role: str
-    """The role that a bare number of nodes means, as in `resile scale JOB 3`."""
+    """The role whose number of nodes changes if the user names none, as in `resile scale JOB 3`."""
 
     @abc.abstractmethod
     def node_name(self, job: str, role: str, node_id: int) -> str:
@@ -78,7 +78,7 @@ class BaseJobKind(abc.ABC):
 
     @abc.abstractmethod
     def node_of(self, name: str, job: str) -> NodeKey | None:
-        """The node of `job` that has this name; None if this is no name of a node."""
+        """The node of `job` that has this name; None if `name` is no name of a node of `job`."""
 
     @abc.abstractmethod
     def master_name(self, job: str) -> str:
@@ -126,7 +126,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[Column, ...]
     rules: tuple[Rule, ...] = ()
     scale: dict[str, str] | None = None
-    """The paths of the scale subresource, if there is one."""
+    """The paths of the scale subresource; None if the resource has none."""
 
     @property
     def api_version(self) -> str:
@@ -139,7 +139,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words that mean this kind on a command line."""
+        """The words that mean this kind on a command line: the plural, the singular and the short name."""
         return (self.plural, self.kind.lower(), self.short)
 
 
@@ -149,14 +149,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resource(Protocol):
-    """A typed resource of any kind."""
+    """A manifest that was read into the struct of its kind."""
 
     @property
     def metadata(self) -> Metadata: ...
 
 
 class ResourceKind(abc.ABC):
-    """A kind of custom resource."""
+    """A kind of custom resource, for jobs or for plans: reads and checks its manifests."""
 
     definition: Definition
 
@@ -170,11 +170,11 @@ class ResourceKind(abc.ABC):
 
     @abc.abstractmethod
     def check(self, resource: Any, errors: ManifestErrors) -> None:
-        """Add errors that the checks of single fields cannot find."""
+        """Check a resource as a whole: add the errors that the checks of single fields cannot find to `errors`."""
 
     @abc.abstractmethod
     def sample(self, image: str, namespace: str) -> Sample:
-        """The example in `config/samples`."""
+        """An example manifest with a comment, for `config/samples`."""
 
 
 class JobKind(BaseJobKind, ResourceKind):
@@ -190,7 +190,7 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def masters_part(self, item: Manifest) -> JobSpec:
-        """The parts of a job that its master's pod needs, for a manifest that has errors elsewhere."""
+        """A job with only what its master's pod needs, from a manifest that may have errors in everything else."""
 
     def check(self, resource: Any, errors: ManifestErrors) -> None:
         try:
@@ -210,7 +210,7 @@ class JobKind(BaseJobKind, ResourceKind):
         """The name of the Secret that only the master mounts. It holds the master's certificate and key."""
 
     def master_host(self, job: str, namespace: str) -> str:
-        """The host name of the master's Service, to which nodes connect; the master's certificate must hold it."""
+        """The host name of the master's Service, to which nodes connect; the master's certificate is issued for it."""
         return f"{self.master_name(job)}.{namespace}.svc"
 
     @abc.abstractmethod
@@ -225,11 +225,11 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def master_index_of(self, labels: Mapping[str, str]) -> int:
-        """The index in the labels of a master's pod."""
+        """The `index` that `master_labels` put into the labels of a master's pod."""
 
     @abc.abstractmethod
     def master_object_labels(self, job: str) -> dict[str, str]:
-        """The labels of the objects of a master other than its pod."""
+        """The labels of all objects of a master except its pod, such as its Service."""
 
     @property
     @abc.abstractmethod
@@ -258,14 +258,14 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def relaunch_count_of(self, labels: Mapping[str, str]) -> int:
-        """How many nodes had the same rank before the pod with these labels."""
+        """How many nodes had the rank before the node whose pod has these labels."""
 
     def service_name(self, job: str, role: str, rank: Rank) -> str:
         """The name of the Service of a rank, which stays the same when its node is replaced."""
         return self.node_name(job, role, rank)
 
     def service_addresses(self, spec: JobSpec, sizes: Mapping[str, int]) -> dict[str, list[str]]:
-        """`host:port` of the Service of every rank by role; `sizes` are the numbers of ranks that have changed."""
+        """`host:port` of the Service of every rank by role; `sizes` overrides the numbers of ranks in `spec`."""
         return {
             role: [
                 f"{self.service_name(spec.name, role, Rank(rank))}.{spec.namespace}.svc:{declared.port}"
@@ -301,7 +301,7 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def report_of(self, item: Manifest) -> JobReport:
-        """A job's status, read back; fields that it does not have keep their defaults."""
+        """The `JobReport` in a job's status; fields that the status does not have keep their defaults."""
 
     @abc.abstractmethod
     def conditions_of(self, item: Manifest) -> list[Manifest]: ...
@@ -312,7 +312,7 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def phase_patch(self, item: Manifest, phase: JobPhase | None, reason: str, message: str, now: float) -> Manifest:
-        """The merge patch of the status with which the operator sets phase and reason; None keeps the phase."""
+        """The merge patch with which the operator sets phase and reason in the status; `phase` None keeps the phase."""
 
 
 class PlanPhase(enum.StrEnum):
@@ -334,7 +334,7 @@ class PlanKind(ResourceKind):
     """A kind of custom resource that describes a plan: one change to the nodes of a running job."""
 
     job_kind: JobKind
-    """The kind of the jobs that its plans change."""
+    """The kind of the jobs that plans of this kind change."""
 
     @abc.abstractmethod
     def job_of(self, item: Manifest) -> str:

@@ -45,8 +45,8 @@ def master_rules(kind: JobKind, job: str) -> Rules:
 def operator_rules() -> Rules:
     """The rules of the operator, in all namespaces.
 
-    It needs few rights to delete, because the garbage collector removes the objects of a job. It may read a Secret by
-    its name, but not list Secrets.
+    The operator needs few rights to delete, because the garbage collector removes the objects of a job. It may read a
+    Secret by its name, but not list Secrets.
     """
     own: Rules = []
     for group, jobs, plans in _groups():

@@ -34,7 +34,7 @@ def kinds() -> tuple[ResourceKind, ...]:
 
 
 def kind_of(item: dict[str, Any]) -> ResourceKind | None:
-    """The kind of a manifest; None if it is not registered."""
+    """The kind of a manifest; None if no registered kind has its `apiVersion` and `kind`."""
     named = (item.get("apiVersion"), item.get("kind"))
     return next((one for one in kinds() if (one.definition.api_version, one.definition.kind) == named), None)
 
@@ -59,7 +59,7 @@ def kind_of_job(spec: JobSpec) -> BaseJobKind:
 
 
 def job_kind(name: str) -> JobKind:
-    """The kind of custom resource with this name; raises `KeyError` for `run`, which has no resource."""
+    """The kind of job with this name; raises `KeyError` for `run`, whose jobs have no custom resource."""
     return {kind.name: kind for kind in job_kinds()}[name]
 
 

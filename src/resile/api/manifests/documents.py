@@ -22,7 +22,7 @@ MAX_NODES = 100_000
 
 
 def load_documents(text: str | bytes) -> list[Any]:
-    """All documents that are not empty, as plain data; raises `BadManifest` with the first error only."""
+    """All documents of a YAML text except empty ones, as plain data; raises `BadManifest` with the first error only."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if len(raw) > MAX_TEXT:
         raise _bad(f"the manifest must be at most {MAX_TEXT // 1024} KiB, not {-(-len(raw) // 1024)} KiB")
@@ -76,7 +76,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_unquoted(self, node: yaml.ScalarNode) -> Any:
-        """Construct a number or boolean. For a wrong explicit tag, PyYAML raises one of three other errors."""
+        """Construct a number or boolean; raises `_Refused` if the text does not fit its tag, as in `!!int x`."""
         try:
             return yaml.SafeLoader.yaml_constructors[node.tag](self, node)
         except (ValueError, LookupError):

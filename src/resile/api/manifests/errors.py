@@ -23,9 +23,9 @@ class ManifestError(msgspec.Struct, frozen=True):
     path: str
     """The field, such as `spec.replicaSpecs.worker.replicas`; empty if the whole document is wrong."""
     problem: str
-    """What is allowed there, or what is wrong."""
+    """What is allowed in the field, or what is wrong with it."""
     document: str = ""
-    """The document in a file with several, such as `document 2`."""
+    """The document with the error in a file of several, such as `document 2`; otherwise empty."""
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.document, self.path, self.problem) if part)
@@ -60,7 +60,7 @@ class ManifestErrors:
 
     @property
     def count(self) -> int:
-        """The number of errors so far; it does not change while a part without errors is read."""
+        """The number of errors so far. Compare it before and after reading a value to see if the value has errors."""
         return len(self._found) + self._left_out
 
     def __bool__(self) -> bool:
@@ -112,13 +112,13 @@ def text_problem(value: Any) -> str:
 
 
 def listed(choices: Iterable[str]) -> str:
-    """`a`, `a or b`, `a, b or c`."""
+    """Choices as a message lists them: `a`, `a or b`, `a, b or c`."""
     *most, last = choices
     return f"{', '.join(most)} or {last}" if most else last
 
 
 def unknown_field(name: str, known: Iterable[str]) -> str:
-    """The message about an unknown field, with a suggestion."""
+    """The message about an unknown field, which suggests a known one."""
     candidates = sorted(known)
     for candidate in candidates:
         if candidate.lower() == name.lower():

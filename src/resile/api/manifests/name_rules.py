@@ -21,7 +21,7 @@ _ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*", re.ASCII)
 
 
 def check_dns_label(value: str, path: str, errors: ManifestErrors) -> None:
-    """Add an error if this is no valid name of a namespace or container."""
+    """Add an error if `value` is no valid name of a namespace or container."""
     if not _DNS_LABEL.fullmatch(value) or len(value) > MAX_LABEL:
         errors.add(
             path,
@@ -31,7 +31,7 @@ def check_dns_label(value: str, path: str, errors: ManifestErrors) -> None:
 
 
 def check_object_name(value: str, path: str, errors: ManifestErrors) -> None:
-    """Add an error if this is no valid name of an object."""
+    """Add an error if `value` is no valid name of an object."""
     if not OBJECT_NAMES.fullmatch(value) or len(value) > MAX_OBJECT_NAME:
         errors.add(
             path,
@@ -56,6 +56,6 @@ def check_labels(value: dict[str, Any], path: str, errors: ManifestErrors) -> No
 
 
 def check_env_name(value: str, path: str, errors: ManifestErrors) -> None:
-    """Add an error if this is no valid name of an environment variable."""
+    """Add an error if `value` is no valid name of an environment variable."""
     if not _ENV_NAME.fullmatch(value):
         errors.add(path, f"must be letters, digits, '_', '-' and '.', not starting with a digit, not {shown(value)}")

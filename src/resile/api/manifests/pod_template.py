@@ -17,7 +17,7 @@ from resile.api.manifests.name_rules import check_dns_label, check_env_name
 MAIN = "main"
 """The name of the container that trains; in a pod without a container of this name, the first one trains."""
 MAIN_ANNOTATION = "kubectl.kubernetes.io/default-container"
-"""Names the master's container, which `kubectl logs` shows, in case a template adds others."""
+"""The annotation that names the container whose log `kubectl logs` shows; on a master's pod, the master's."""
 
 Template = dict[str, Any]
 Container = dict[str, Any]
@@ -32,7 +32,7 @@ _CONTAINER_SCHEMA = {
 
 
 def _template_schema(required: bool) -> dict[str, Any]:
-    """The schema of a template, which describes only its containers."""
+    """The schema of a pod template, which covers only the containers; `required` demands at least one."""
     at_least_one = {"minItems": 1} if required else {}
     containers = {"type": "array", "items": _CONTAINER_SCHEMA}
     spec = {
@@ -53,7 +53,7 @@ PARTIAL_TEMPLATE_SCHEMA = _template_schema(required=False)
 
 
 def main_container(template: Template) -> Container:
-    """The container that trains, which is not a copy; an empty mapping if the template has no container."""
+    """The container that trains, as the object in `template`; an empty mapping if `template` has no container."""
     containers: list[Container] = (template.get("spec") or {}).get("containers") or []
     for container in containers:
         if container.get("name") == MAIN:
@@ -62,12 +62,12 @@ def main_container(template: Template) -> Container:
 
 
 def command_of(container: Container) -> tuple[str, ...]:
-    """The program and its arguments: `command`, then `args`."""
+    """The program that a container runs and its arguments: `command`, then `args`."""
     return (*(container.get("command") or ()), *(container.get("args") or ()))
 
 
 def literal_env(container: Container) -> dict[str, str]:
-    """The variables with literal values. Of a repeated variable the last value counts, as in Kubernetes."""
+    """The environment variables with literal values. If a variable is repeated, its last value counts."""
     entries = container.get("env") or []
     return {entry["name"]: entry.get("value") or "" for entry in entries if not entry.get("valueFrom")}
 
@@ -87,7 +87,7 @@ def read_resources(amounts: dict[str, Any]) -> Resources:
 
 
 def is_gpu(name: str) -> bool:
-    """True if this is the name of a GPU resource, such as `nvidia.com/gpu`, `amd.com/gpu` or `gpu`."""
+    """True if `name` is the name of a GPU resource, such as `nvidia.com/gpu`, `amd.com/gpu` or `gpu`."""
     return name.rpartition("/")[2] == "gpu"
 
 
@@ -122,7 +122,7 @@ def check_resources(value: dict[str, Any], path: str, errors: ManifestErrors) ->
 
 
 def check_env_entry(entry: dict[str, Any], path: str, errors: ManifestErrors) -> None:
-    """Check one variable, which has either `value` or `valueFrom`."""
+    """Check one environment variable, which must not have both `value` and `valueFrom`."""
     _check(entry, "value", str, text_problem, path, errors)
     source = _mapping(entry, "valueFrom", path, errors)
     if source is not None and entry.get("value"):
@@ -154,7 +154,7 @@ _CONTAINER_FIELDS = (
     *("volumeMounts", "volumeDevices", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "tty"),
     *("securityContext", "terminationMessagePath", "terminationMessagePolicy", "stdin", "stdinOnce"),
 )
-"""Common fields. Kubernetes may know others, so an unknown field is an error only if it is similar to one of these."""
+"""Common fields of a container. Kubernetes may know others, so only a field that is similar to one is an error."""
 
 
 def _check_container(container: Container, path: str, errors: ManifestErrors) -> None:
@@ -206,7 +206,7 @@ def _check(
     path: str,
     errors: ManifestErrors,
 ) -> bool:
-    """True if the field is absent or of the right type; otherwise adds an error."""
+    """True if `owner` has no such field or one of type `kind`; otherwise adds the error that `problem` words."""
     value = owner.get(field)
     if value is None or isinstance(value, kind):
         return True

@@ -37,7 +37,7 @@ def rule(check: Check, **schema: Any) -> msgspec.Meta:
 
 
 def matching(regex: re.Pattern[str]) -> str:
-    """The keyword `pattern` for a text that must match `regex` as a whole."""
+    """The value of the schema's keyword `pattern` for a text that must match `regex` from start to end."""
     return f"^({re.sub(r'[?]P<[a-z]+>', '?:', regex.pattern)})$"
 
 
@@ -126,7 +126,7 @@ def _walk_mapping(inner: inspect.Type, value: Any, path: str, errors: ManifestEr
 
 
 def _walk_anything(value: Any, path: str, errors: ManifestErrors) -> Any:
-    """Copy data that Kubernetes itself checks; only values that JSON has are allowed."""
+    """Copy data whose fields only Kubernetes knows; add an error for each value that JSON does not have."""
     if isinstance(value, dict):
         return _walk_mapping(inspect.AnyType(), value, path, errors)
     if isinstance(value, list | tuple):

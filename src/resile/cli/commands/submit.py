@@ -124,7 +124,7 @@ def _tell_failure(following: Following) -> None:
 
 
 def _left(job: str, follower: Follower, following: Following) -> str:
-    """The message to a user who pressed Ctrl-C: what happens to the job now."""
+    """The message to a user who has left a job by Ctrl-C: what happens to the job now."""
     watch = f"`resile get jobs {job}` shows it"
     if follower.over:
         return f"left {job}, which is over; {watch}"
@@ -140,7 +140,7 @@ def _goes_on(job: str) -> str:
 
 
 def _part(screen: Screen, sentence: str) -> None:
-    """Close the screen and print a last message, to a terminal that may be closed already."""
+    """Close the screen and print a last message; no error is raised if the terminal is closed already."""
     try:
         screen.close()
         say(f"resile: {sentence}")
@@ -152,7 +152,7 @@ def _part(screen: Screen, sentence: str) -> None:
 
 
 class _Silent(PlainScreen):
-    """Shows nothing of the job, because a program reads the output."""
+    """A screen that shows nothing of the job, for `-o json`, whose output a program reads."""
 
     def show(self, job: object, news: object) -> None:
         pass

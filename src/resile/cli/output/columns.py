@@ -27,7 +27,7 @@ NONE = "<none>"
 
 
 def row(item: Item, *, wide: bool) -> list[str]:
-    """The cells of an item, without its namespace."""
+    """The cells of an item's row, without its namespace; with `wide`, also those of `-o wide`."""
     match item.view:
         case JobView():
             return job_row(item.view, wide)
@@ -49,19 +49,19 @@ def job_row(job: JobView, wide: bool) -> list[str]:
 
 
 def steps(job: JobView) -> str:
-    """How many steps were taken: `120/468`, `120` if the total is not known, `-` before the first step."""
+    """How many steps a job has taken: `120/468`, `120` if the total is not known, `-` before the first step."""
     if job.step < 0:
         return "-"
     return f"{min(job.step, job.total)}/{job.total}" if job.total else str(job.step)
 
 
 def count(number: int, what: str) -> str:
-    """`1 node`, `2 nodes`."""
+    """A number with its noun: `1 node`, `2 nodes`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def speeds(job: JobView) -> tuple[str, str]:
-    """Steps per second and goodput; `-` before the first step."""
+    """A job's steps per second and its goodput as text; `-` for both before the first step."""
     if job.step < 0:
         return "-", "-"
     return f"{job.speed:.1f}/s", f"{job.goodput:.1%}"

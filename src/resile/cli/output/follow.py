@@ -21,7 +21,7 @@ STOPPED = str(Reason.STOPPED)
 
 
 class Screen(Protocol):
-    """Shows a job that is followed."""
+    """Shows a job to the user of `submit`, which follows the job to its end."""
 
     def show(self, job: JobView, news: Sequence[JobEvent]) -> None:
         """Show the job as it is now, and the job events since the last call."""
@@ -30,7 +30,7 @@ class Screen(Protocol):
         """Show a message that is no job event."""
 
     def close(self) -> None:
-        """Stop drawing; the job events stay visible."""
+        """Stop showing the job; its events stay visible."""
 
 
 class PlainScreen:
@@ -48,13 +48,13 @@ class PlainScreen:
 
 
 def story_line(told: JobEvent) -> str:
-    """`12:03:04.123  RoundFormed      round 1 runs with 3 nodes`."""
+    """A job event on one line: `12:03:04.123  RoundFormed      round 1 runs with 3 nodes`."""
     mark = "!" if told.warning else " "
     return f"{clock(told.at)} {mark}{told.reason:<16} {told.message}"
 
 
 def clock(at: float) -> str:
-    """The local time of day, to the millisecond."""
+    """The local time of day at `at` (seconds since 1970), to the millisecond: `12:03:04.123`."""
     return time.strftime("%H:%M:%S", time.localtime(at)) + f".{int(at * 1000) % 1000:03d}"
 
 
@@ -67,7 +67,7 @@ def screen_for(interactive: bool) -> Screen:
 
 
 class Dismissed(Exception):
-    """A signal has ended the command that follows a job."""
+    """Raised if a signal ends the command that follows a job, but not the job."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -106,7 +106,7 @@ class Follower:
         """Follow the job and return it as it is at its end. The first Ctrl-C asks a job of this machine to stop.
 
         Raises:
-            KeyboardInterrupt: after another Ctrl-C, or the first one for a job of a cluster.
+            KeyboardInterrupt: after a second Ctrl-C; for a job of a cluster, after the first.
             Dismissed: a signal has ended this command; the job goes on.
         """
         with self._dismissable():
@@ -125,7 +125,7 @@ class Follower:
 
     @contextlib.contextmanager
     def _dismissable(self) -> Iterator[None]:
-        """Within this context, signals that end the command make `poll` raise `Dismissed`."""
+        """Within this context, SIGTERM and SIGHUP, unless ignored, make `poll` raise `Dismissed`."""
 
         def dismiss(number: int, _: FrameType | None) -> None:
             self._dismissed = number
@@ -142,7 +142,7 @@ class Follower:
 
 
 def closing_words(job: JobView, story: Sequence[JobEvent]) -> str:
-    """The summary of a job that is over: its end, its interruptions and its goodput."""
+    """The summary of a job that is over: how it ended, its interruptions and its goodput."""
     ending = "was stopped" if job.reason == STOPPED else job.phase.lower()
     words = [f"job {job.name} {ending}: {job.message or job.reason}"]
     if job.outages:

@@ -7,12 +7,12 @@ from resile.client.base import Failure, ProcessFailure
 
 
 def failure_title(failure: Failure | None) -> str:
-    """The text after the words `last failure`: the round that a process broke; empty for a node."""
+    """The words in a title after `last failure`: the round that the failed process broke; empty if a node failed."""
     return f" (first of round {failure.round})" if isinstance(failure, ProcessFailure) else ""
 
 
 def failure_lines(failure: Failure | None) -> list[str]:
-    """A failure with the traceback and the last log lines of its process or node; no lines for None."""
+    """The lines that tell of a failure: a sentence, a process's traceback, the last log lines. None gives no lines."""
     if failure is None:
         return []
     if isinstance(failure, ProcessFailure):

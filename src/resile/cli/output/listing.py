@@ -21,7 +21,7 @@ WORDS = {
     Listable.PLANS: ("plans", "plan"),
 }
 AGES = ("AGE", "LAST SEEN")
-"""Columns that change with time alone; a watch does not print a row because of them."""
+"""Columns that change by themselves: a watch does not print a row again because of them."""
 FORMATS = ("table", "wide", "json", "yaml", "name")
 
 
@@ -41,7 +41,7 @@ class Listing:
     """Prints a listing, and then the items that changed."""
 
     def __init__(self, kind: Listable, output: str, *, spaces: bool) -> None:
-        """Prepare to print `kind` in one of `FORMATS`; with `spaces`, rows begin with the namespace."""
+        """Prepare to print `kind` in the format `output`; with `spaces`, rows begin with the namespace."""
         self._wide = output == "wide"
         self._output = output
         self._spaces = spaces
@@ -62,7 +62,7 @@ class Listing:
         return self._output != "table"
 
     def show(self, items: Sequence[Item], *, one: bool = False) -> None:
-        """Print all items; with `one`, JSON and YAML are the single item and not a list."""
+        """Print all items. With `one`, JSON and YAML show the only item by itself, not in a list."""
         data = [item.view for item in items]
         self._changed(items)
         if self._output == "json":
@@ -109,7 +109,7 @@ class Listing:
 
 
 def print_yaml(value: object) -> None:
-    """Print any data as YAML, also structs."""
+    """Print data, which may contain structs, as YAML."""
     import yaml
 
     click.echo(yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False, allow_unicode=True).rstrip())

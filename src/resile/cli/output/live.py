@@ -31,13 +31,13 @@ COLOURS = {
 }
 OTHER = "red"
 FRAME = 8
-"""How many lines show neither a node nor an event. A view that is higher than the terminal could not be erased."""
+"""How many lines of the view show neither a node nor an event. One higher than the terminal could not be erased."""
 BORDER = 4
 ECHO = 2
 """Columns that stay free for the ^C that the terminal prints: if it wrapped, a row of the view could not be erased."""
 GAP, BAR = 3, 20
 WIDE = 100
-"""The width from which on a terminal has room for every column of the nodes."""
+"""The width in columns from which on a terminal has room for the whole table of nodes."""
 
 
 class LiveScreen:
@@ -74,7 +74,7 @@ class LiveScreen:
 
 
 def _head(job: JobView, width: int) -> Table:
-    """The first line; facts that do not fit into `width` are left out, the least important first."""
+    """The first line of the view; facts that do not fit into `width` are left out, the least important first."""
     speed, goodput = speeds(job)
     phase = Text(job.phase, style=f"bold {COLOURS.get(job.phase, OTHER)}")
     by_importance = [
@@ -120,7 +120,7 @@ def _nodes(nodes: Sequence[NodeView], now: float, hidden: int, *, narrow: bool) 
 
 
 def _lines(story: Sequence[JobEvent] | deque[JobEvent], *, whole: bool) -> Table:
-    """The job events, one per row; with `whole`, long messages are wrapped, otherwise they are cut."""
+    """A table of job events, one per row. With `whole`, long messages are wrapped, otherwise they are cut."""
     drawn = Table.grid(padding=(0, 2))
     drawn.add_column(no_wrap=True)
     drawn.add_column(no_wrap=True)

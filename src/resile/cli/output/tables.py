@@ -15,7 +15,7 @@ def widths(rows: Iterable[Row]) -> list[int]:
 
 
 def line(row: Row, columns: Sequence[int]) -> str:
-    """One row as text; all columns but the last are padded to these widths."""
+    """One row as text. `columns` are the widths to which all cells but the last are padded."""
     cells = [f"{cell:<{width + GAP}}" for cell, width in zip(row[:-1], columns[:-1], strict=True)]
     return "".join([*cells, row[-1]]).rstrip()
 

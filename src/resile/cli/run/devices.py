@@ -27,9 +27,9 @@ DEVICE_KINDS = tuple(_VISIBLE)
 
 
 def count_devices(kind: str, environ: Mapping[str, str], dev: str = "/dev") -> int:
-    """How many devices of a kind this machine shows. Lists at most one directory.
+    """How many devices of a kind are visible: the entries of the kind's variable if set, else device files in `dev`.
 
-    A list of visible devices ends at the first empty or negative entry, as the driver reads it.
+    The variable's list ends at the first empty or negative entry, as the driver reads it.
     """
     variable, pattern = _VISIBLE[kind]
     chosen = environ.get(variable)

@@ -23,7 +23,7 @@ RESILE = "RESILE_"
 
 
 class FlagError(ValueError):
-    """A flag or variable cannot be used; the message is one sentence that names it."""
+    """Raised if a flag or variable cannot be used; the message is one sentence that names it."""
 
 
 class Kind(enum.Enum):
@@ -141,25 +141,25 @@ FLAGS: tuple[Flag, ...] = (
     _dlrover("--training-port", "compat", Kind.WHOLE, 60000, metavar="PORT"),
     _dlrover("--ucp-device-type", "compat", Kind.WORD, "cpu", metavar="NAME"),
 )
-"""In the order in which `--help` shows them."""
+"""All flags, in the order in which `--help` shows them."""
 
 _NOT_GIVEN: Any = object()
 
 
 class Given(NamedTuple):
-    """The values of all flags, and where those come from that the user has set."""
+    """The values of all flags, and the source of each value that the user has set."""
 
     values: dict[str, Any]
     source: dict[str, str]
-    """The flag or variable that has set a value, such as `--nnodes` or `PET_NNODES`; no entry for defaults."""
+    """By `dest`, the flag or variable that has set the value, such as `PET_NNODES`; no entry for defaults."""
 
     def named(self, dest: str) -> str:
-        """The name of a value in messages: the flag or variable that has set it, else its flag."""
+        """The flag or variable that has set the value of `dest`, for messages; the flag if the value is a default."""
         return self.source.get(dest, "--" + dest.replace("_", "-"))
 
 
 def convert(flag: Flag, text: str) -> Any:
-    """Convert the text of a flag or variable; `ValueError` has the rest of a sentence that begins with its name."""
+    """Convert the text of a flag or variable; raises `ValueError`, whose text goes on after the flag's name."""
     if flag.choices and text not in flag.choices:
         raise ValueError(f"{text!r} is not one of {', '.join(flag.choices)}")
     match flag.kind:
@@ -214,7 +214,7 @@ class _Parser(argparse.ArgumentParser):
         raise FlagError(message)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """The flags that an abbreviation matches: those of torchrun if any, else all. Two spellings are one flag."""
+        """The flags that an abbreviation matches, only torchrun's if any are. `--a-b` and `--a_b` are one flag."""
         by_dest: dict[str, Any] = {}
         for match in super()._get_option_tuples(option_string):
             by_dest.setdefault(match[0].dest, match)
@@ -226,7 +226,7 @@ _TORCHRUN_DESTS = frozenset(flag.dest for flag in FLAGS if flag.torchrun) | {"he
 
 
 def build_parser(prog: str = "resile run") -> argparse.ArgumentParser:
-    """The parser of flags alone; `parse` adds defaults and environment variables."""
+    """The parser of the command line, without defaults and environment variables, which `parse` adds."""
     parser = _Parser(
         prog=prog,
         usage=f"{prog} [flags] script [arguments of the script]",
@@ -268,9 +268,9 @@ def _converter(flag: Flag) -> Any:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str], prog: str = "resile run") -> Given:
-    """Take each value from its flag, else from its variable, else from its default.
+    """Take each flag's value from the command line, else from its environment variable, else from its default.
 
-    A variable is not read if its flag is given, so a wrong value in it does no harm then.
+    A variable is not read if its flag is given, so that a wrong value in the variable does no harm.
 
     Raises:
         FlagError: a flag is unknown, a value is of the wrong type, or there is no script.
@@ -306,7 +306,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], prog: str = "resile r
 
 
 def _sentence(error: argparse.ArgumentError) -> str:
-    """The sentence for an error of argparse."""
+    """The sentence that tells the user of an error of argparse."""
     name = next((part for part in (error.argument_name or "").split("/") if part.startswith("--")), "")
     what = error.message
     if what.startswith("expected"):
@@ -317,7 +317,7 @@ def _sentence(error: argparse.ArgumentError) -> str:
 
 
 def _unknown(word: str) -> str:
-    """The sentence for an unknown flag."""
+    """The sentence that tells the user of an unknown flag and suggests a known one."""
     from difflib import get_close_matches  # imported for errors only
 
     name = word.split("=", 1)[0]

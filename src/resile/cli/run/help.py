@@ -48,7 +48,7 @@ ACCEPTED: dict[str, str] = {
     "--training-port": "each round takes a free port instead",
     "--ucp-device-type": f"universal checkpointing {_NOT_YET}",
 }
-"""The help texts of these flags, and the second half of the notice that one causes if its value is not the default."""
+"""Flags without effect, with their help texts. A flag that is not at its default causes a notice with this text."""
 
 GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     "what": (

@@ -36,7 +36,7 @@ COUNTED = (*DEVICE_KINDS, "cpu", "auto")
 
 
 def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") -> RunOptions:
-    """The options of an agent. Reads device files, the script and the token; changes nothing."""
+    """The options of an agent; raises `FlagError` if flags are wrong. Reads device files, the script and the token."""
     values = given.values
     command = _command(given, environ)
     nproc = _nproc(given, environ)
@@ -224,7 +224,7 @@ def _rendezvous(given: Given, environ: Mapping[str, str], config: RendezvousConf
 def _dynamic_rendezvous(
     given: Given, text: str, default_port: int | None, config: RendezvousConfig, conf: RdzvConf
 ) -> _Rendezvous:
-    """A rendezvous in which the master gives out ranks in the order in which nodes join."""
+    """The settings of a rendezvous in which the master gives out ranks in the order in which nodes join."""
     name = given.named("rdzv_endpoint")
     endpoint = endpoint_of(name, text, default_port)
     if endpoint.port:
@@ -371,7 +371,7 @@ def _security(given: Given, environ: Mapping[str, str], *, may_host: bool) -> Se
 
 
 def _check_tls(given: Given, may_host: bool) -> None:
-    """Refuse an incomplete set of TLS files: master and agent each present a certificate and check the other's."""
+    """Raise `FlagError` if TLS files are missing: master and agent each present a certificate and check the other's."""
     if given.values["tls_name"] and not given.values["tls_ca"]:
         raise FlagError(f"{given.named('tls_name')}: a name is checked in signed certificates; add --tls-ca")
     flags = ("tls_cert", "tls_key", "tls_ca")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from resile.cli.run.flags import FlagError
 
 _SAME = {"lastcall_timeout": "last_call_timeout", "timeout": "join_timeout"}
-"""Keys of DLRover and of older torchrun backends, with their present names."""
+"""Keys of DLRover and of older torchrun backends, each with the present name of the same setting."""
 
 _TIMES = ("join_timeout", "last_call_timeout", "pend_timeout")
 _NO_EFFECT = {
@@ -33,7 +33,7 @@ class RdzvConf(NamedTuple):
 
 
 def read_rdzv_conf(name: str, text: str) -> RdzvConf:
-    """Read the pairs in `text`; `FlagError` begins with `name`, the flag or variable that they come from."""
+    """Read the `key=value` pairs in `text`. Errors are `FlagError` and begin with `name`, the flag or variable."""
     times: dict[str, float] = {}
     is_host: bool | None = None
     notices: list[str] = []

@@ -13,9 +13,9 @@ import sys
 import warnings
 
 LARGEST = 4 * 1024 * 1024
-"""The largest script that is checked, in bytes; its processes read it again, from the kernel's cache."""
+"""The largest script that is checked, in bytes; no error is found in a larger one."""
 _CHANGES_THE_SEARCH = (b"__path__", b"meta_path", b"sys.modules", b"import *")
-"""If a package's `__init__.py` has one of these, its modules are known only after the package was imported."""
+"""Words in a package's `__init__.py` that may change where its modules are found. Such modules are not checked."""
 
 
 def error_in_script(path: str) -> str:
@@ -58,7 +58,7 @@ def error_in_module(name: str) -> str:
 
 
 def _found(name: str, places: list[str] | None) -> importlib.machinery.ModuleSpec | None:
-    """Find a module as Python would, but without importing its package."""
+    """Find a module as Python would, in `places` or on `sys.path`, without importing its package; None if not found."""
     for finder in sys.meta_path:
         path = places
         if path is None and finder is importlib.machinery.PathFinder:

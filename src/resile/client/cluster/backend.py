@@ -124,7 +124,7 @@ class ClusterJobs:
         return await describe.last_failure(self._cluster, now or job, await describe.journal(self._cluster, job))
 
     def _stream(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Iterate over an asynchronous generator. It runs as one task, so it may keep time-outs and watches open."""
+        """Iterate over an asynchronous generator, in one task: time-outs and watches inside it may stay open."""
         stream = self._taken(items)
         self._streams.callback(stream.close)
         return stream

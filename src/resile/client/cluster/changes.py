@@ -20,7 +20,7 @@ async def apply(cluster: Cluster, document: Document, namespace: str | None) -> 
     """Apply one document. Returns the object, and `created`, `configured` or `unchanged`.
 
     Raises:
-        NotUsableError: the manifest names another namespace than the user, who named `namespace`.
+        NotUsableError: the manifest names another namespace than `namespace`, which the user named.
     """
     registered = registry.kind_of_resource(document.resource)
     kind = kube.of(registered)
@@ -52,7 +52,7 @@ async def scale(cluster: Cluster, name: str, replicas: Mapping[str, int]) -> Non
 
 
 async def set_suspended(cluster: Cluster, name: str, suspended: bool) -> bool:
-    """Suspend or resume a job; False if nothing had to be changed."""
+    """Suspend a job, or resume it if `suspended` is False; returns False if nothing had to be changed."""
     job = await _unfinished(cluster, name)
     kind = job_kind_of(job)
     if kind.is_suspended(job) == suspended:

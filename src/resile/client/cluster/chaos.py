@@ -17,7 +17,7 @@ from resile.kube import kinds as kube
 from resile.kube.kinds import Object
 
 REPLACED_SECONDS = 60.0
-"""How long to wait for a replacement that runs. A pod starts within seconds if a machine has room for it."""
+"""How long to wait until the replacement of a killed pod runs: it takes seconds if a machine has room for it."""
 
 
 async def inject(cluster: Cluster, job: str, fault: Fault) -> tuple[Injected, AsyncGenerator[list[Sign], None]]:

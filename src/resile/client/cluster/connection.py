@@ -28,7 +28,7 @@ INSTALL = "`make deploy`, or `resile manifests | kubectl apply -f -`, installs r
 
 
 class KindNotInstalled(CommandError):
-    """The cluster has no CustomResourceDefinition of a kind."""
+    """Raised if the cluster has no CustomResourceDefinition of the requested kind."""
 
 
 def connect(target: Target) -> Cluster:
@@ -83,7 +83,7 @@ class Cluster:
             return await self._client.patch(kind, self.namespace, name, patch, subresource)
 
     async def delete(self, kind: Kind, name: str, grace: int | None = None) -> None:
-        """Delete an object; does nothing if there is none. `grace` is in seconds."""
+        """Delete an object; does nothing if there is none. `grace` is its grace period in seconds, None for its own."""
         with self._one_sentence(kind):
             await self._client.delete(kind, self.namespace, name, grace)
 
@@ -103,9 +103,9 @@ class Cluster:
             pod: the name of the pod.
             container: its name, if the pod has several.
             tail: how many of the last lines to begin with.
-            since: only lines of the last so many seconds.
+            since: yield only lines of the last `since` seconds.
             follow: wait for further lines until the container ends.
-            stamps: put the time at which it was written before each line.
+            stamps: begin each line with the time at which it was written.
         """
         lines = self._client.log(
             self.namespace,

@@ -64,7 +64,7 @@ def _read(job: Object) -> JobSpec:
 
 
 async def journal(cluster: Cluster, job: Object) -> JobState | None:
-    """The state in the master's journal; None if it cannot be read, since a description is possible without it."""
+    """The state in the master's journal; None if it cannot be read: a description can do without it."""
     try:
         metadata = job["metadata"]
         name = job_kind_of(job).master_name(metadata["name"])
@@ -76,7 +76,7 @@ async def journal(cluster: Cluster, job: Object) -> JobState | None:
 
 
 async def last_failure(cluster: Cluster, job: Object, state: JobState | None) -> Failure | None:
-    """The process that the journal names, else the node that the job's status names, with the end of its log."""
+    """The failed process in the journal, else the failure in the job's status with its node's last lines, else None."""
     if state is not None and (first := first_failure(state)):
         return first
     failure = job_kind_of(job).report_of(job).last_failure

@@ -21,7 +21,7 @@ from resile.kube.kinds import Object
 from resile.master.job_view import view as view_of_state
 
 TAKE_UP_SECONDS = 10.0
-"""A job without a status for this long probably has no operator."""
+"""How long a job may have no status before the user is asked if an operator runs."""
 REST_SECONDS = 1.0
 """A job is shown again after this long even if nothing changed."""
 LAST_WORDS_SECONDS = 5.0
@@ -41,18 +41,18 @@ class ClusterFollowing:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The watch ends with the client that began it."""
+        """Do nothing: the watch ends when the `Jobs` that began it are closed."""
 
     def poll(self) -> Moment:
         return next(self._moments)
 
     def stop(self) -> bool:
-        """Refused: a job of a cluster is ended by `delete`."""
+        """Do nothing and return False: a job of a cluster is ended by `delete`."""
         return False
 
 
 async def moments(cluster: Cluster, job: Object) -> AsyncGenerator[Moment, None]:
-    """The job after each change, or after `REST_SECONDS`; only the last moment holds the job's interruptions."""
+    """Yield the job after each change, at least every `REST_SECONDS`. Only the last moment has its interruptions."""
     space, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
     events = Watched(kube.EVENTS, space, fields={"involvedObject.uid": uid})
     async with cluster.watch(job_itself(job), pods_of(job), events) as watching:
@@ -79,15 +79,15 @@ async def moments(cluster: Cluster, job: Object) -> AsyncGenerator[Moment, None]
 
 
 class _Story:
-    """Remembers which Events of a job were returned."""
+    """Remembers which Events of a job `news` has returned."""
 
     def __init__(self) -> None:
         self.has_end = False
-        """True if an Event about the end of the job was among them."""
+        """True if one of the returned Events says that the job has ended."""
         self._told: set[str] = set()
 
     def news(self, watching: Watch) -> list[JobEvent]:
-        """Events that were not returned before, oldest first."""
+        """The watched Events that `news` has not returned before, oldest first."""
         events = job_view.in_order(watching.all(kube.EVENTS))
         fresh = [event for event in events if event["metadata"]["uid"] not in self._told]
         before = len(self._told)

@@ -33,7 +33,7 @@ def phase(job: Object) -> JobPhase:
 
 
 def job_view(job: Object, pods: Iterable[Object], now: float, journal: JobView | None = None) -> JobView:
-    """A job with its nodes; the master is not among them. `journal` is the view that the master's journal gives."""
+    """The view of a job with its nodes, without its master. `journal` is the view from its journal, if it was read."""
     metadata, kind = job["metadata"], job_kind_of(job)
     report = kind.report_of(job)
     nodes = [node_view(kind, pod, metadata["name"]) for pod in pods]
@@ -62,7 +62,7 @@ def job_view(job: Object, pods: Iterable[Object], now: float, journal: JobView |
 
 
 def node_view(kind: JobKind, pod: Object, job: str) -> NodeView:
-    """A pod of a job, be it a node's or the master's."""
+    """The view of a pod of `job`: of a node or of the master."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     name, labels = metadata["name"], metadata.get("labels") or {}
     key = kind.node_of(name, job)
@@ -149,7 +149,7 @@ def pods_by_job(kind: JobKind, pods: Iterable[Object]) -> dict[tuple[str, str], 
 
 
 def event_time(event: Object) -> float:
-    """When an Event happened last, in seconds since 1970; 0 if it does not say."""
+    """When an Event happened last, in seconds since 1970; 0 if the Event has no time."""
     times = (event.get("lastTimestamp"), event.get("eventTime"), event["metadata"].get("creationTimestamp"))
     return next((at for text in times if (at := moment(text)) is not None), 0.0)
 
@@ -170,7 +170,7 @@ def about(event: Object, job: Object) -> bool:
 
 
 def is_story(event: Object, job: Object) -> bool:
-    """True if an Event is about the job itself, and not about an earlier job of the same name."""
+    """True if an Event is about the job's own object, not about a pod or an earlier job of the same name."""
     involved = event["involvedObject"]
     same = involved.get("uid") == job["metadata"]["uid"]
     return bool(involved.get("kind") == job["kind"] and same)

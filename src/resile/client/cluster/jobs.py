@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 async def find(cluster: Cluster, name: str) -> Object:
-    """The job of this name in the namespace of `cluster`; `CommandError` suggests another name if there is none."""
+    """The job of this name in the namespace of `cluster`; without one, raises `CommandError`, which suggests a name."""
     job = await _get(cluster, name)
     if job is None:
         raise _unknown(cluster, name, await _jobs(cluster))
@@ -32,7 +32,7 @@ async def find(cluster: Cluster, name: str) -> Object:
 
 
 async def find_pod(cluster: Cluster, name: str) -> tuple[Object, str]:
-    """The job that has a pod of this name, and the pod's name; the latter is empty if `name` is a job's own."""
+    """The job of this name and an empty text, else the job with a pod of this name and the pod's name."""
     job = await _get(cluster, name)
     if job is not None:
         return job, ""
@@ -44,7 +44,7 @@ async def find_pod(cluster: Cluster, name: str) -> tuple[Object, str]:
 
 
 async def ask_each_kind(kinds: Sequence[ResourceKind], ask: Callable[[Kind], Awaitable[T]]) -> list[T]:
-    """The answers for all kinds that the cluster has; raises `KindNotInstalled` if it has none of them."""
+    """Call `ask` for each kind and return the answers for installed kinds; raises `KindNotInstalled` if none is."""
     answers: list[T] = []
     missing: KindNotInstalled | None = None
     for kind in kinds:
@@ -58,7 +58,7 @@ async def ask_each_kind(kinds: Sequence[ResourceKind], ask: Callable[[Kind], Awa
 
 
 async def installed(cluster: Cluster, kinds: Sequence[ResourceKind]) -> list[Kind]:
-    """The kinds that the cluster has. A single kind is returned unasked: the request for its objects fails, too."""
+    """Those of `kinds` that are installed. A single kind is not checked: if it is missing, later requests fail."""
 
     async def probe(kind: Kind) -> Kind:
         await cluster.all(Watched(kind, cluster.namespace, fields={"metadata.name": "none"}))
@@ -68,13 +68,13 @@ async def installed(cluster: Cluster, kinds: Sequence[ResourceKind]) -> list[Kin
 
 
 def job_itself(job: Object) -> Watched:
-    """Selects the object of a job."""
+    """What to watch to see changes of a job's own object."""
     metadata = job["metadata"]
     return Watched(kube.of(job_kind_of(job)), metadata["namespace"], fields={"metadata.name": metadata["name"]})
 
 
 def pods_of(job: Object) -> Watched:
-    """Selects the pods of a job, that of its master included."""
+    """What to watch to see changes of a job's pods, its master's included."""
     metadata = job["metadata"]
     return Watched(kube.PODS, metadata["namespace"], labels=job_kind_of(job).job_selector(metadata["name"]))
 

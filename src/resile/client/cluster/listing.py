@@ -18,13 +18,13 @@ from resile.kube.informer import Watched
 from resile.kube.kinds import ALL_NAMESPACES, Object
 
 REST_SECONDS = 30.0
-"""How long to wait for a change at a time."""
+"""How long one wait for a change lasts. If nothing changed, the next wait follows without output."""
 LAST_SECONDS = 10.0
 """How long to wait, after all jobs are over, for their last Events and the ends of their pods."""
 
 
 async def watch(cluster: Cluster, query: Query) -> AsyncGenerator[Found, None]:
-    """The listing as it is now, and after every change, until all jobs are over and their pods have ended."""
+    """Yield the listing as it is now, and after every change, until all jobs are over and their pods have ended."""
     if query.job:
         await find(cluster, query.job)
     space = ALL_NAMESPACES if query.everywhere else cluster.namespace
@@ -52,7 +52,7 @@ async def watch(cluster: Cluster, query: Query) -> AsyncGenerator[Found, None]:
 
 
 def _has_told_all(kind: Listable, watching: Watch) -> bool:
-    """True if all pods have ended, or every job has its last Event: nothing more will come of jobs that are over."""
+    """True if a listing of finished jobs is final: all pods have ended (nodes), or each job has its last Event."""
     if kind is Listable.NODES:
         return all(map(job_view.pod_over, watching.all(kube.PODS)))
     if kind is Listable.EVENTS:
@@ -77,7 +77,7 @@ def _found(query: Query, watching: Watch) -> Found:
 
 
 def _of(kinds: Sequence[ResourceKind], watching: Watch) -> list[Object]:
-    """The watched objects of all these kinds; a kind that is not installed is not watched."""
+    """The watched objects of `kinds`; none of a kind that is not watched, because it is not installed."""
     return [item for kind in map(kube.of, kinds) if watching.has(kind) for item in watching.all(kind)]
 
 
@@ -116,7 +116,7 @@ def _events(jobs: list[Object], events: list[Object]) -> list[Item]:
 
 
 def _plans(plans: list[Object], only: str) -> list[Item]:
-    """All plans, also for jobs that do not exist; or only the plans of the job `only`."""
+    """The plans of the job `only`; if it is empty, all plans, also those of jobs that do not exist."""
     items = []
     for plan in plans:
         kind = registry.kind_of(plan)

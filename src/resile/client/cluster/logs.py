@@ -18,7 +18,7 @@ from resile.kube import kinds as kube
 from resile.kube.kinds import Object
 
 REST_SECONDS = 5.0
-"""How often to check, without any change, that every log is still being read."""
+"""How often to check that every log is still being read, even if no pod changes."""
 LAST_SECONDS = 60.0
 """How long to wait for the last lines of pods that are ending."""
 MARGIN_SECONDS = 5
@@ -33,7 +33,7 @@ Lines = asyncio.Queue[LogLine]
 
 
 async def read(cluster: Cluster, job: Object, pod: str, tail: int | None) -> AsyncGenerator[list[LogLine], None]:
-    """The lines that a pod has written so far, or all nodes of the job if `pod` is empty."""
+    """Yield the lines that a pod has written so far, or those of all nodes of the job if `pod` is empty."""
     pods = _chosen(job, await cluster.all(pods_of(job)), pod)
     if pod and not pods:
         raise _gone(job, pod)
@@ -51,7 +51,7 @@ async def read(cluster: Cluster, job: Object, pod: str, tail: int | None) -> Asy
 
 
 async def follow(cluster: Cluster, job: Object, pod: str, tail: int | None) -> AsyncGenerator[list[LogLine], None]:
-    """As `read`, and all lines that follow until the pod or the job has ended, of later pods from their start."""
+    """Yield as `read`, then new lines until the pod or the job has ended. Later pods are read from their start."""
     lines = Lines(WAITING_LINES)
     reading = asyncio.create_task(_follow(cluster, job, pod, tail, lines))
     try:
@@ -111,12 +111,12 @@ class Bookmark:
         self._repeating = False
 
     def reopen(self) -> bool:
-        """Begin to read the log again, from somewhere before the last line. Returns False if no line was read yet."""
+        """Note that the log is read again, from somewhere before the last line; False if no line was read yet."""
         self._repeating = bool(self._last)
         return self._repeating
 
     def passes(self, line: str) -> bool:
-        """True if a line was not read before; it is the last line from then on."""
+        """True if a line was not read before; the line then becomes the last line."""
         stamp = sortable(line.partition(" ")[0])
         if self._repeating and stamp <= self._latest:
             self._repeating = line != self._last
@@ -202,7 +202,7 @@ def sortable(stamp: str) -> str:
 
 
 def _begun(pod: Object) -> bool:
-    """True if the main container has been started."""
+    """True if the main container of a pod has been started."""
     state = _state(pod)
     return "running" in state or "terminated" in state
 
@@ -212,6 +212,6 @@ def _runs(pod: Object) -> bool:
 
 
 def _state(pod: Object) -> Object:
-    """The state of the main container."""
+    """The state of the main container of a pod."""
     states = (pod.get("status") or {}).get("containerStatuses") or []
     return next((one.get("state") or {} for one in states if one.get("name") == main_container(pod)), {})

@@ -12,7 +12,7 @@ async def take(queue: asyncio.Queue[T], producer: asyncio.Task[Any]) -> list[T]:
     """All items in the queue, after waiting for the first; an empty list once the producer has ended.
 
     Raises:
-        Exception: that of the producer, after its last item was taken.
+        Exception: what the producer raised, after its last item was taken.
     """
     if queue.empty() and not producer.done():
         getting = asyncio.create_task(queue.get())

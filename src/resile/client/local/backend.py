@@ -50,7 +50,7 @@ class LocalJobs:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """No connection is open between two calls."""
+        """Do nothing: no connection is open between two calls."""
 
     def watch(self, query: Query) -> Iterator[Found]:
         if query.what is Listable.PLANS:
@@ -107,7 +107,7 @@ class LocalJobs:
         return before != Phase.SUSPENDED
 
     def resume(self, job: str) -> bool:
-        """As in the protocol; a job whose master is gone, as after a restart of the machine, gets a new master."""
+        """Resume a job. If its master is gone, as after a restart of the machine, start a new master first."""
         from resile.client.local.master_process import restart_master, served
 
         found = self._find(job)
@@ -138,7 +138,7 @@ class LocalJobs:
             return reader.status().phase
 
     def _ask(self, job: LocalJob, change: Scale | Suspend) -> None:
-        """Ask the master for a change; if it is just being restarted, wait for it."""
+        """Send a change to the master of a job, and wait for the master if it is just being restarted."""
         from resile.client.local.master_process import served
 
         with MasterClient(job.directory) as client:

@@ -22,7 +22,7 @@ CLOCK_DRIFT = 0.5
 
 
 def inject(job: LocalJob, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]:
-    """Inject a fault. Returns what was done, and the signs of recovery: none if the job had not taken a step yet."""
+    """Inject a fault. Returns what was done and the signs of recovery; before a job's first step there may be none."""
     with JobReader(job) as reader:
         before = reader.status()
     try:
@@ -38,10 +38,10 @@ def inject(job: LocalJob, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]
 
 
 def _next_step(job: LocalJob, injected: Injected, over: set[float]) -> Iterator[list[Sign]]:
-    """Wait for the next step after the fault; tell how to go on watching if none comes in time.
+    """Wait for the next step after the fault and yield its signs; without a step in time, one says how to go on.
 
-    `over` has the times of the outages that had ended before the fault. They identify the fault's own outage better
-    than the clock would, which may drift.
+    `over` has the start times of the outages that had ended before the fault. The first other outage is the fault's
+    own. Comparing its time with that of the fault would be less reliable, because clocks may drift.
     """
     with JobReader(job) as reader:
         patience = job.spec_and_kind()[0].timeouts.recovery_budget + BEYOND_BUDGET

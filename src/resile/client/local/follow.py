@@ -37,7 +37,7 @@ class LocalFollowing:
         self.reader.__exit__(None, None, None)
 
     def poll(self) -> Moment:
-        """As in the protocol. The last moment comes when the job is over and its master has ended, or is late to."""
+        """Poll as in `Following`. The last moment is when the master has ended, or `FAREWELL_SECONDS` after the job."""
         if self._polled:
             time.sleep(POLL_SECONDS)
         self._polled = True

@@ -30,7 +30,7 @@ from resile.protocol.commands import Events, Status
 
 JOURNAL_TRIES = 5
 JOURNAL_RETRY_SECONDS = 0.1
-"""A journal that is being created or compacted can be read a moment later."""
+"""Time between two tries to read a journal, which may be in the course of being created or compacted."""
 MASTER_CAME_BACK = "MasterReturned"
 
 
@@ -91,11 +91,11 @@ class JobReader:
 
     @property
     def master_lives(self) -> bool:
-        """True if a master serves the job: it answered just now, or holds the lock of the directory."""
+        """True if a master serves the job: it gave the newest answer, or it holds the lock of the job directory."""
         return self.answered or self.directory.master_lives()
 
     def master_node(self, job: JobView) -> NodeView:
-        """The master as one of the nodes of its job, for listings. Call `news` before: it counts the restarts."""
+        """The view of the master, for listings of nodes. Call `news` first, which counts the restarts of the master."""
         is_alive = self.master_lives
         return NodeView(
             name=self.job.spec_and_kind()[1].master_name(job.name),
@@ -152,7 +152,7 @@ class JobReader:
 
 
 def event_view(event: JobEvent, spec: JobSpec) -> EventView:
-    """A job event with the pod that it is about, or else the job."""
+    """A job event with the name of the pod that it is about; if it is about no pod, with the name of the job."""
     if event.node:
         role, _, number = event.node.rpartition("-")
         about = f"pod/{registry.node_name(spec, role, int(number))}"

@@ -27,7 +27,7 @@ DEFAULT_NAMESPACE = "default"
 
 
 def state_root() -> Path:
-    """The directory below which everything is stored that outlives a command."""
+    """The directory for everything that outlives a command: the directories of present and earlier jobs."""
     own = os.environ.get("RESILE_STATE_DIR")
     if own:
         return Path(own).absolute()
@@ -60,7 +60,7 @@ class LocalJob(msgspec.Struct, frozen=True):
             return None
 
     def spec_and_kind(self) -> tuple[JobSpec, BaseJobKind]:
-        """Read what the job was submitted as.
+        """Read the spec with which the job was submitted, and look up its kind.
 
         Raises:
             CommandError: the job cannot be read, as after its deletion, or its kind is unknown to this version.
@@ -77,7 +77,7 @@ class LocalJob(msgspec.Struct, frozen=True):
             raise CommandError(f"this version of resile does not know jobs of kind {spec.kind!r}") from None
 
     def has_pod(self, name: str) -> bool:
-        """True if this is a name of the job's master or of one of its nodes, which need not exist."""
+        """True if `name` is the name of the master, or of a node that the job has or could have."""
         kind = self.kind
         return kind is not None and is_pod_of(kind, name, self.name)
 
@@ -86,7 +86,7 @@ class LocalJob(msgspec.Struct, frozen=True):
 
 
 def all_jobs(namespace: str | None = None) -> list[LocalJob]:
-    """Every job of one namespace, or of all, sorted by namespace and name."""
+    """Every job of `namespace`, or of all namespaces if it is None, sorted by namespace and name."""
     root = state_root() / "jobs"
     namespaces = [namespace] if namespace is not None else _names(root)
     jobs = [LocalJob(space, name) for space in namespaces for name in _names(root / space)]
@@ -97,7 +97,7 @@ def find(name: str, namespace: str | None) -> LocalJob:
     """The job of this name: in the given namespace, else in `default`, else in the only namespace that has one.
 
     Raises:
-        CommandError: there is no such job, or there are several; the sentence suggests a name.
+        CommandError: there is no such job (the sentence suggests a name), or several namespaces have one.
     """
     jobs = all_jobs(namespace)
     same = [job for job in jobs if job.name == name]
@@ -110,7 +110,7 @@ def find(name: str, namespace: str | None) -> LocalJob:
 
 
 def find_pod(name: str, namespace: str | None) -> tuple[LocalJob, str]:
-    """The job that has a pod of this name, and the pod's name; the latter is empty if `name` is a job's own."""
+    """The job of this name and an empty text, else the job with a pod of this name and the pod's name."""
     jobs = all_jobs(namespace)
     if any(job.name == name for job in jobs):
         return find(name, namespace), ""

@@ -16,7 +16,7 @@ DELETED = "Deleted"
 
 
 def watch(jobs: Sequence[LocalJob], query: Query) -> Iterator[Found]:
-    """The listing of these jobs as it is now, and every `WATCH_SECONDS`, until all of them are over."""
+    """Yield the listing of `jobs` as it is now, then every `WATCH_SECONDS`, until all of them are over."""
     if not jobs:
         others = [] if query.everywhere else sorted({job.namespace for job in all_jobs()})
         yield Found([], nothing=True, hint=f"There are jobs in {', '.join(others)}: use -n or -A." if others else "")
@@ -31,7 +31,7 @@ def watch(jobs: Sequence[LocalJob], query: Query) -> Iterator[Found]:
 
 
 class _Lister:
-    """Lists some jobs repeatedly."""
+    """Lists what `query` asks for, of the jobs of `readers`, as often as `listing` is called."""
 
     def __init__(self, readers: Sequence[JobReader], query: Query) -> None:
         self._readers = readers
@@ -44,7 +44,7 @@ class _Lister:
         return all(self._over.get(reader.job, False) for reader in self._readers)
 
     def listing(self) -> Found:
-        """A new listing, with new events only. If one of several jobs cannot be read, a sentence says so."""
+        """A new listing; events are only those since the last one. `unreadable` names jobs that cannot be read."""
         found = Found([])
         for reader in self._readers:
             try:

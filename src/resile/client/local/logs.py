@@ -23,7 +23,7 @@ BATCH = 1000
 
 
 def read(job: LocalJob, pod: str, tail: int | None, *, master: bool, follow: bool) -> Iterator[list[LogLine]]:
-    """The lines of a pod, the master, or all nodes if `pod` is empty; with `follow`, until the pod or job ends."""
+    """Yield the lines of the master, of a pod, or of all nodes if `pod` is empty; `follow` waits for lines to come."""
     logs = _Logs(job, pod, tail, master=master)
     if pod and not master and not logs.paths():
         raise CommandError(f"there is no log of {pod}; `resile get nodes {job.name} --deleted` lists the pods")
@@ -94,7 +94,7 @@ class _Logs:
         return [path for path in found if path.exists() and (not self._pod or path.stem == self._pod)]
 
     def batches(self, *, to_the_end: bool = False) -> Iterator[list[LogLine]]:
-        """The lines that were written since the last call."""
+        """The lines of all logs since the last call; with `to_the_end`, also a last line without line end."""
         paths = self.paths()
         self._alone = self._alone and len(paths) <= 1
         for path in paths:
@@ -115,7 +115,7 @@ def _is_over(reader: JobReader, pod: str) -> bool:
 
 
 def _tail_offset(path: Path, lines: int) -> int:
-    """The offset at which the last lines of a file begin. Reads the file backwards, no further than needed."""
+    """The offset at which the last `lines` lines of a file begin. Reads the file backwards, no further than needed."""
     try:
         with open(path, "rb") as file:
             end = at = file.seek(0, os.SEEK_END)

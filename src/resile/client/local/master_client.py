@@ -20,7 +20,7 @@ RETRY_SECONDS = 0.1
 
 
 class MasterUnreachable(Exception):
-    """No master answered in time; the text is one sentence. Another try may succeed."""
+    """Raised if no master answered in time; the text is one sentence. Another try may succeed."""
 
 
 class MasterClient:
@@ -68,10 +68,7 @@ class MasterClient:
     def insist(self, command: Command, seconds: float = ...) -> Result: ...
 
     def insist(self, command: Command, seconds: float = RESTART_SECONDS) -> Result:
-        """Send a command until a master answers; raises as `ask`. The command may arrive twice.
-
-        A master that was killed comes back within a second.
-        """
+        """Send a command repeatedly until a master answers, which may get it twice; raises as `ask`."""
         until = time.monotonic() + seconds
         while True:
             try:

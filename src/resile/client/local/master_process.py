@@ -29,13 +29,13 @@ from resile.wire.job_directory import JobDirectory
 START_SECONDS = 30.0
 """How long a master may take to listen; it takes a third of a second on an idle machine."""
 MASTER_SAYS = "resile master: "
-"""The beginning of the sentence with which a master explains why it cannot serve."""
+"""How the sentence begins with which a master says in its log why it cannot serve."""
 BEYOND_GRACE = 5.0
 """Seconds that a node may outlive its grace before its shim is killed, and the node with it."""
 
 
 class SupervisorFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`supervisor.json`."""
+    """The content of `supervisor.json`: which process is the supervisor, and the command line that started it."""
 
     pid: int
     start: int
@@ -85,7 +85,7 @@ def _start(directory: JobDirectory, command: list[str]) -> subprocess.Popen[byte
 
 
 def supervisor_lives(directory: JobDirectory) -> bool:
-    """True if the supervisor runs, which restarts the master when it dies."""
+    """True if the job's supervisor runs, which restarts a master that has died."""
     record = _record(directory)
     return record is not None and processes.is_alive(record.pid, record.start, record.boot)
 
@@ -110,7 +110,7 @@ def end_by_force(directory: JobDirectory, grace: Seconds) -> int:
 
 
 def end_nodes(directory: Path, grace: Seconds) -> int:
-    """End every node of a job directory whose master has ended. Returns how many nodes were running."""
+    """End every node in a job directory, after the master has ended. Returns how many nodes were running."""
     alive = _living(directory)
     for record in alive:
         at = files.node_directory(directory, record.node)

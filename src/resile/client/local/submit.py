@@ -24,7 +24,7 @@ from resile.client.local.master_process import end_by_force, end_nodes, served, 
 from resile.wire.job_directory import DirectoryError
 
 ENDING_SECONDS = 10.0
-"""How long to wait for the processes of a job that is over, before a new job gets its name."""
+"""How long to wait until the processes of a finished job have ended, before a new job gets its name."""
 
 
 def submit(
@@ -87,7 +87,7 @@ def _in_namespace(spec: JobSpec, namespace: str | None) -> JobSpec:
 
 
 def apply_plan(kind: PlanKind, document: Document, namespace: str | None) -> tuple[LocalJob, str]:
-    """Send a plan to its job's master. Returns the job and a summary of the plan; job events report its end."""
+    """Send a plan to its job's master. Returns the job and a summary of the plan, without waiting for its execution."""
     metadata = document.resource.metadata
     name, home = metadata.name, metadata.namespace
     later = kind.not_supported(document.resource)

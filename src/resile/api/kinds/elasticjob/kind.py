@@ -110,7 +110,7 @@ class ElasticJobKind(JobKind):
         return _number(pod_labels.get(labels.PREFIXED_RELAUNCH_COUNT))
 
     def is_found_by_address(self, spec: JobSpec, role: str) -> bool:
-        """As in the base: nodes of a parameter-server job find each other by address; others meet at the master."""
+        """True for a parameter-server job, whose nodes find each other by address. Other nodes ask the master."""
         return spec.strategy is Strategy.PARAMETER_SERVER
 
     def declared_roles(self, item: Manifest) -> list[str]:
@@ -127,7 +127,7 @@ class ElasticJobKind(JobKind):
         return {"spec": {"suspend": suspend}}
 
     def masters_part(self, item: Manifest) -> JobSpec:
-        """As in the base: the job with the user's changes to its master's pod, or without them if they have errors."""
+        """A job with one worker and the user's changes to the master's pod; without changes that have errors."""
         spec = item.get("spec")
         given = ((spec.get("replicaSpecs") or {}) if isinstance(spec, dict) else {}) or {}
         master = given.get(MASTER_ROLE) if isinstance(given, dict) else None

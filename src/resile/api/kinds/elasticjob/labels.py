@@ -28,13 +28,13 @@ PREFIXED_RANK_INDEX = f"{PREFIX}rank-index"
 PREFIXED_RELAUNCH_COUNT = f"{PREFIX}relaunch-count"
 
 MASTERS = {MASTER_APP: MASTER_APP_VALUE}
-"""Selects the pods of the masters of all jobs."""
+"""The labels that select the masters' pods of all jobs."""
 
 JOB_LABELS = (JOB_NAME, PREFIXED_JOB_NAME)
 """The labels by which a pod or a plan names its job."""
 
 SCALE_TYPE = "scale-type"
-"""On a ScalePlan: `manual` or `auto`."""
+"""The label of a ScalePlan that says who wrote it: `manual` (a user) or `auto` (a master)."""
 
 
 def role_selector(job: str, role: str) -> dict[str, str]:

@@ -30,7 +30,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,9}", re.ASCII)
 
 
 def read_options(annotations: Mapping[str, str], path: str, errors: ManifestErrors) -> Timeouts:
-    """Check the options among `annotations`, and derive the time-outs. A wrong option counts as not given."""
+    """Derive the time-outs from the options in `annotations`. A wrong option adds an error and counts as not given."""
     given = {name: value for name, value in annotations.items() if isinstance(value, str)}
 
     def wrong(name: str, allowed: str) -> None:

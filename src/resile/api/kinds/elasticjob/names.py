@@ -10,7 +10,7 @@ from resile.api.manifests.errors import ManifestErrors, shown
 from resile.api.manifests.name_rules import MAX_LABEL
 
 MAX_JOB_NAME = MAX_LABEL - len(f"elasticjob--{MASTER_ROLE}")
-"""The longest name that is derived from a job's is that of its master's Service, which must fit a DNS label."""
+"""The longest name of a job. The name of its master's Service is the job's with words around it, and a DNS label."""
 
 JOB_NAMES = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _ROLE_NAMES = "|".join(role.name for role in ROLES)
@@ -18,12 +18,12 @@ _NODE_NAME = re.compile(rf"(?P<job>.+)-edljob-(?P<role>{_ROLE_NAMES})-(?P<id>0|[
 
 
 def node_name(job: str, role: str, node_id: int) -> str:
-    """The name of a node's pod, and of the Service of a rank."""
+    """The name of a node's pod; with a rank for `node_id`, the name of the Service of the rank."""
     return f"{job}-edljob-{role}-{node_id}"
 
 
 def node_of(name: str, job: str) -> NodeKey | None:
-    """The inverse of `node_name`; None if this is no name of a node of the job."""
+    """The node whose pod has this name, the inverse of `node_name`; None if `name` is no name of a node of `job`."""
     match = _NODE_NAME.fullmatch(name)
     if match is None or match["job"] != job:
         return None
@@ -43,7 +43,7 @@ def tls_secret(job: str) -> str:
 
 
 def check_job_name(value: str, path: str, errors: ManifestErrors) -> None:
-    """Add an error unless Services can have names that begin with this one: a letter first, not too long."""
+    """Add an error if the name of a job cannot be part of the names of Services: no letter first, or too long."""
     if not JOB_NAMES.fullmatch(value):
         errors.add(
             path,

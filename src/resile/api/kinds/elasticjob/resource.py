@@ -39,7 +39,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "ElasticJob"
 
 _MISSPELT_MANUAL = "manunal"
-"""DLRover's own constant."""
+"""The constant for `manual` as DLRover spells it."""
 
 _PRIORITY = re.compile(r"|high|low|0|1|0?\.[0-9]{1,9}|1\.0{1,9}", re.ASCII)
 _CRITICAL = re.compile(r"|all|none|[0-9]{1,6}:[0-9]{1,6}(?:,[0-9]{1,6}:[0-9]{1,6})*", re.ASCII)
@@ -186,12 +186,12 @@ class ReplicaSpecs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """The old name of dlrover-master; give one of the two."""
 
     def given(self) -> dict[str, ReplicaSpec]:
-        """The roles that the job has, the master apart, in the order in which tables list them."""
+        """The roles that the manifest declares, without the master, in the order in which tables list them."""
         return {role: spec for role in ROLE_NAMES if (spec := getattr(self, role)) is not None}
 
     @property
     def master(self) -> MasterSpec | None:
-        """The master's, under its present or its old name."""
+        """The changes to the master's pod, under the present or the old name of its role; None if there are none."""
         return self.dlrover_master or self.legacy_master
 
 
@@ -254,7 +254,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What DLRover tells of a job, under the names it has there."""
+    """The part of a job's status that DLRover has too, under DLRover's names."""
 
     conditions: tuple[Condition, ...] = ()
     """The job's history, one entry for each phase that it was in."""

@@ -33,5 +33,5 @@ EVALUATOR = Role(
 )
 
 ROLES = (CHIEF, WORKER, PS, EVALUATOR)
-"""In the order in which tables list them."""
+"""All roles, in the order in which tables list them."""
 ROLE_NAMES = tuple(role.name for role in ROLES)

@@ -134,7 +134,7 @@ def _inner(status: Manifest) -> Manifest:
 
 
 def _known(entries: Iterable[Any]) -> list[Manifest]:
-    """The conditions without those that only another version of resile can read."""
+    """The conditions among `entries` that this version can read; leaves out those of another version."""
     known = []
     for entry in entries:
         with contextlib.suppress(msgspec.ValidationError):

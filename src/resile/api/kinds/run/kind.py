@@ -18,11 +18,11 @@ class RunKind(BaseJobKind):
         return f"{role}-{node_id}"
 
     def node_of(self, name: str, job: str) -> NodeKey | None:
-        """None for every name, because the name of a node does not contain its job's."""
+        """None for every name: the name of a node, such as `worker-0`, does not say to which job it belongs."""
         return None
 
     def master_name(self, job: str) -> str:
-        """The name of the job: the master runs in one of the agents and has no name of its own."""
+        """The name of the job, because the master has no name of its own."""
         return job
 
     def environment(self, spec: JobSpec, setting: NodeSetting) -> dict[str, str]:

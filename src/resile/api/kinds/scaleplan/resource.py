@@ -78,7 +78,7 @@ class PodMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
     """What the new pod gets, such as cpu and memory."""
 
     def node(self, job: str) -> NodeKey | None:
-        """Which node of `job` is meant, or None if the entry does not name one."""
+        """The node of `job` that this entry names; None if it names no node of `job`."""
         if self.name:
             return node_of(self.name, job)
         if self.type is None or self.id is None:
@@ -172,11 +172,11 @@ class ScalePlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def scale_type(self) -> ScaleType:
-        """A plan that does not say is a user's."""
+        """The type in the plan's label `scale-type`; `manual`, a user's plan, without the label."""
         return ScaleType(self.metadata.labels.get(SCALE_TYPE, ScaleType.MANUAL))
 
     def check(self, errors: ManifestErrors) -> None:
-        """Collect the errors that only the whole plan shows: it names no job, or pods of another one."""
+        """Add errors about the plan as a whole: it names no job, or two jobs, or a pod of another job."""
         if not self.job:
             errors.add("spec.ownerJob", "must be given")
             return
