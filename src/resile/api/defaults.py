@@ -20,12 +20,12 @@ DEFAULT_CRASH_BUDGET = 3
 DEFAULT_RECOVERY_BUDGET = Seconds(10.0)
 """The longest a job may stand still after losing a node: enough for a restart of its processes."""
 SMALLEST_RECOVERY_BUDGET = Seconds(1.0)
-"""With a smaller budget, a busy machine would count as lost."""
+"""The smallest recovery budget that is allowed: with a smaller one, a busy machine would count as lost."""
 LARGEST_RECOVERY_BUDGET = Seconds(3600.0)
-"""With a larger budget, a job would seem to hang."""
+"""The largest recovery budget that is allowed: with a larger one, a job would seem to hang."""
 
 EXIT_GRACE = Seconds(30.0)
-"""From SIGTERM to SIGKILL: the default of Kubernetes. Saving takes as long with any recovery budget."""
+"""From SIGTERM to SIGKILL: the default of Kubernetes. It does not depend on the recovery budget: saving takes time."""
 JOIN_TIMEOUT = Seconds(600.0)
 """How long too few nodes wait for the rest: the default of torchrun and DLRover."""
 PEND_TIMEOUT = Seconds(900.0)

@@ -17,7 +17,7 @@ from resile.api.timeouts import Timeouts, derive
 
 
 class Loss(enum.StrEnum):
-    """The consequence for a job when a rank is given up: its node has ended and is not replaced."""
+    """What happens to a job when it gives a rank up: the rank's node has ended and is not replaced."""
 
     TOLERATED = "tolerated"
     """The job goes on as long as enough nodes that train are left."""
@@ -53,7 +53,7 @@ class Strategy(enum.StrEnum):
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The requests or limits of one node; None if not given. `memory` is in bytes."""
+    """The requests or limits of a node, or of all nodes together; None if not given. `memory` is in bytes."""
 
     cpu: float | None = None
     memory: Bytes | None = None
@@ -122,7 +122,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return not self.roles if declared is None else declared.decides_end
 
     def exit_grace(self, role: str) -> Seconds:
-        """How long a node of a role may take to save and end: `grace` of the role if given, at least `kill_grace`."""
+        """How long a node of a role may take to save and end: `grace` of its role, else that of the job."""
         declared = self.roles.get(role)
         if declared is None or declared.grace is None:
             return self.timeouts.exit_grace

@@ -6,7 +6,7 @@ import enum
 
 
 class JobPhase(enum.StrEnum):
-    """Where a job is; also the types of its conditions."""
+    """The phase of a job. Every phase is also the type of a condition in the job's status."""
 
     CREATED = "Created"
     PENDING = "Pending"

@@ -31,7 +31,7 @@ LARGEST = 2**63 - 1
 
 
 class BadQuantity(ValueError):
-    """A text is no quantity; the message says what is allowed."""
+    """Raised if a text is no quantity; the message says what is allowed."""
 
 
 def amount(text: str | int | float) -> Fraction:

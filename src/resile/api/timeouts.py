@@ -15,7 +15,7 @@ from resile.api.ids import Seconds
 
 
 class BadTimeouts(ValueError):
-    """The time-outs do not fit together; the message names the field and what is allowed."""
+    """Raised if time-outs do not fit together; the message names the field and what is allowed."""
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):

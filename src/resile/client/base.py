@@ -87,7 +87,7 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The result of one listing, with what a command tells the user beside it."""
+    """The result of one listing: its items, and sentences for the user."""
 
     items: list[Item]
     unreadable: list[str] = []
@@ -171,7 +171,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options for jobs of this machine; a cluster ignores them."""
+    """Options of `Jobs.submit` for jobs of this machine; jobs of a cluster ignore them."""
 
     enforce_memory: bool = False
     metrics_port: int | None = None
@@ -201,15 +201,15 @@ class Deleted(msgspec.Struct, frozen=True):
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """Something that happened on the way from a fault to recovery, or that did not happen in time (`what`)."""
+    """One observation after a fault: `what` happened on the way to recovery, or did not happen in time."""
 
     what: str
     after: float | None = None
-    """Seconds from the fault to it; None if it did not happen."""
+    """Seconds from the fault to what happened; None if not measured, as for what did not happen."""
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """A followed job at one moment."""
+    """A followed job at one moment, as `Following.poll` returns it."""
 
     job: JobView
     news: list[JobEvent]
@@ -275,7 +275,7 @@ class Jobs(Protocol):
         """
 
     def submit(self, documents: Sequence[Document], options: SubmitOptions) -> Iterator[Submitted]:
-        """Start jobs and execute plans, one document after the other."""
+        """Start the job or apply the plan of each document, in order, and yield each result."""
 
     def follow(self, job: Submitted) -> Following:
         """Follow a job that `submit` has returned."""
@@ -284,7 +284,7 @@ class Jobs(Protocol):
         """Change the number of nodes of each role in `replicas`."""
 
     def suspend(self, job: str) -> bool:
-        """Let go of all nodes of a job; False if it was suspended already."""
+        """End all nodes of a job until `resume`; False if it was suspended already."""
 
     def resume(self, job: str) -> bool:
         """Launch the nodes of a suspended job again; False if it was not suspended."""

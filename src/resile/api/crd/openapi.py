@@ -28,7 +28,7 @@ LIST_TYPE = "x-kubernetes-list-type"
 
 
 def schema_of(kind: type) -> Schema:
-    """The schema of a resource, or of any type in one, as plain data; `TypeError` if no schema can express a type."""
+    """The schema of a resource type, or of a type inside one, as plain data; raises `TypeError` if it has none."""
     return _schema(inspect.type_info(kind))
 
 
@@ -86,7 +86,7 @@ def _field(field: inspect.Field, text: str) -> Schema:
 
 
 def _default(field: inspect.Field) -> Schema:
-    """The keyword `default` of a field's schema; without it if the default is None, 0 or an empty value."""
+    """`{"default": …}` for the schema of a field; an empty mapping if the default is None, 0 or an empty value."""
     value = _plain(field.default)
     is_worth = isinstance(value, bool) or (isinstance(value, str | int | float) and bool(value))
     return {"default": value} if is_worth else {}

@@ -53,15 +53,15 @@ class NodeSetting(msgspec.Struct, frozen=True, kw_only=True):
     relaunch_count: int = 0
     """How many nodes had this rank before."""
     address: str = ""
-    """The node's own address; empty if the platform sets the variable itself."""
+    """The node's own address; empty if the platform sets the variable for it."""
     host_address: str = ""
-    """The address of the node's machine; empty if the platform sets the variable itself."""
+    """The address of the node's machine; empty if the platform sets the variable for it."""
     peers: Mapping[str, Sequence[str]] = {}
     """`host:port` of every rank by role, for a job whose nodes find each other by address."""
 
 
 class BaseJobKind(abc.ABC):
-    """What every kind of job defines, with or without a custom resource."""
+    """The base of every kind of job, with or without a custom resource: its roles, names and environment."""
 
     name: str
     """The name of this kind, as in `JobSpec.kind`."""
@@ -186,7 +186,7 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def to_job_spec(self, resource: Any) -> JobSpec:
-        """The job that a resource describes, as a copy; raises `BadManifest` if it cannot be run."""
+        """The `JobSpec` of a resource, which shares no data with it; raises `BadManifest` if the job cannot be run."""
 
     @abc.abstractmethod
     def masters_part(self, item: Manifest) -> JobSpec:
@@ -283,7 +283,7 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def scale_patch(self, sizes: Mapping[str, int]) -> Manifest:
-        """The merge patch that changes the numbers of nodes of roles."""
+        """The merge patch of a job's manifest that sets the number of nodes of each role in `sizes`."""
 
     @abc.abstractmethod
     def is_suspended(self, item: Manifest) -> bool:
@@ -291,7 +291,7 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def suspend_patch(self, suspend: bool) -> Manifest:
-        """The merge patch that suspends or resumes a job."""
+        """The merge patch of a job's manifest that suspends the job, or resumes it if `suspend` is False."""
 
     # status ---------------------------------------------------------------------------------------------------------
 
@@ -365,6 +365,6 @@ class PlanKind(ResourceKind):
         """The complete status of a plan that is in `phase` now."""
 
     def is_open(self, item: Manifest) -> bool:
-        """True if a plan is not finished."""
+        """True if a plan is not finished: its status has no phase, or one that is not final."""
         phase = self.phase_of(item)
         return phase is None or not phase.ended

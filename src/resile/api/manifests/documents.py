@@ -89,7 +89,7 @@ class _Refused(yaml.MarkedYAMLError):
 
 
 def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """The number of values of a node after its aliases are expanded; `sizes` caches the results by node."""
+    """The number of values in a YAML node after its aliases are expanded; `sizes` caches results by the node's `id`."""
     known = sizes.get(id(node))
     if known is not None:
         if known == 0:

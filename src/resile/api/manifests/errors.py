@@ -32,7 +32,7 @@ class ManifestError(msgspec.Struct, frozen=True):
 
 
 class BadManifest(ValueError):
-    """A manifest has errors. `errors` holds at least one; the message has one line for each."""
+    """Raised if a manifest has errors. `errors` holds at least one; the message has one line for each."""
 
     def __init__(self, errors: Iterable[ManifestError]) -> None:
         self.errors = tuple(errors)
@@ -86,7 +86,7 @@ def under(path: str, field: str | int) -> str:
 
 
 def shown(value: Any) -> str:
-    """A wrong value as a message shows it: short, on one line, in YAML's terms."""
+    """A wrong value as a message shows it: short, on one line, with YAML's words for types."""
     match value:
         case None:
             return "nothing"

@@ -31,7 +31,7 @@ def chaos() -> None:
 @wait_option
 @output_option("table", "json")
 def kill_process(job: str, node: str | None, rank: int | None, namespace: str | None, wait: bool, output: str) -> None:
-    """SIGKILL one training process of JOB: any, or that of a node or of a rank."""
+    """SIGKILL one training process of JOB: any, or one on the node of --node, or the one with --rank."""
     _inject(Target(namespace=namespace, local=True), job, KillProcess(node, rank), output, wait=wait)
 
 
@@ -64,9 +64,9 @@ def kill_node(job: str, node: str, target: Target, wait: bool, output: str) -> N
 @wait_option
 @output_option("table", "json")
 def freeze_node(job: str, node: str, namespace: str | None, wait: bool, output: str) -> None:
-    """SIGSTOP every process of NODE: it keeps its connections and says nothing.
+    """SIGSTOP every process of NODE: the node keeps its connections and sends nothing.
 
-    It counts as lost when nothing was heard of it for about two seconds; thawed later, it is told to end.
+    The node counts as lost after about two seconds of silence. If it is thawed later, it is told to end.
     """
     _inject(Target(namespace=namespace, local=True), job, FreezeNode(node), output, wait=wait)
 

@@ -26,10 +26,10 @@ LAST_ROUNDS = 10
 @target_options
 @output_option("table", "json")
 def describe(job: str, target: Target, output: str) -> None:
-    """Tell everything about JOB: phase, progress, nodes, rounds, interruptions, last failure, last events.
+    """Print everything about JOB: phase, progress, nodes, rounds, interruptions, last failure, last events.
 
-    A JOB of this machine comes before one of the cluster; --local and --cluster choose. Of a cluster's job the
-    conditions and the places of its pods are told, too, and its Events, which a cluster keeps for an hour.
+    A JOB of this machine comes before one of the cluster; --local and --cluster choose. For a job of a
+    cluster, its conditions and the machines of its pods are printed, too. A cluster keeps Events for an hour.
     """
     with jobs_of(target, job) as jobs:
         told = jobs.describe(job)

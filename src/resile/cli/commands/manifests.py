@@ -32,7 +32,7 @@ _IMAGE = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9._:/@]{0,511}", re.ASCII)
 def manifests(image: str, namespace: str, crd_only: bool, cel: bool, folder: Path | None) -> None:
     """Print everything a cluster needs: `resile manifests --image IMG | kubectl apply -f -`.
 
-    All kinds of resources, the operator with its rights, and the namespaces.
+    It prints the definitions of all kinds of resources, the operator with its rights, and the namespaces.
     """
     _check(image, namespace)
     if folder is not None:

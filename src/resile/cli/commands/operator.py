@@ -56,8 +56,8 @@ def operator(
 ) -> int:
     """Give every job of a cluster its master and keep it alive.
 
-    Runs against the cluster that it is a pod of, else against that of KUBECONFIG, until SIGTERM. It ends with 1 when it
-    loses its Lease, and is to be started again by what runs it.
+    Runs until SIGTERM, for the cluster of its own pod, else for that of KUBECONFIG. When it loses its Lease, it ends
+    with exit code 1 and must be started again.
     """
     from resile.deploy.installation import IMAGE
     from resile.kube.client import Client

@@ -16,7 +16,7 @@ from resile.client.target import Target
 @target_options
 @output_option("table", "json")
 def scale(job: str, sizes: tuple[str, ...], target: Target, output: str) -> None:
-    """Change how many nodes JOB has, as in `resile scale demo worker=3`; a number alone is one of workers.
+    """Change how many nodes JOB has, as in `resile scale demo worker=3`; a number without a role means workers.
 
     On a cluster this is what `kubectl scale` does.
     """

@@ -13,7 +13,7 @@ from resile.client.target import Target
 @target_options
 @output_option("table", "json")
 def suspend(job: str, target: Target, output: str) -> None:
-    """Let go of the nodes of JOB; ids, budgets and the data ledger are kept."""
+    """End all nodes of JOB until `resile resume`; ids, budgets and the data ledger are kept."""
     with jobs_of(target, job) as jobs:
         name = f"{jobs.kind_of(job).noun}/{job}"
         how = "suspended" if jobs.suspend(job) else "is suspended already"
@@ -25,9 +25,9 @@ def suspend(job: str, target: Target, output: str) -> None:
 @target_options
 @output_option("table", "json")
 def resume(job: str, target: Target, output: str) -> None:
-    """Take the nodes of a suspended JOB back.
+    """Launch the nodes of a suspended JOB again.
 
-    A JOB of this machine that lost its master (a restart of the machine) gets one again.
+    A JOB of this machine that has lost its master, as after a restart of the machine, gets a new one.
     """
     with jobs_of(target, job) as jobs:
         name = f"{jobs.kind_of(job).noun}/{job}"

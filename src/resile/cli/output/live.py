@@ -31,7 +31,7 @@ COLOURS = {
 }
 OTHER = "red"
 FRAME = 8
-"""How many lines of the view show neither a node nor an event. One higher than the terminal could not be erased."""
+"""Lines of the view that show neither a node nor an event. A view higher than the terminal could not be erased."""
 BORDER = 4
 ECHO = 2
 """Columns that stay free for the ^C that the terminal prints: if it wrapped, a row of the view could not be erased."""

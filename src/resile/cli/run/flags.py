@@ -49,7 +49,7 @@ class Flag(NamedTuple):
     short: str = ""
     choices: tuple[str, ...] = ()
     env: str = PET
-    """The prefix of the environment variable that replaces the flag; empty if none does."""
+    """The prefix of the environment variable that can replace the flag; empty if none can."""
     torchrun: bool = True
 
     @property
@@ -66,7 +66,7 @@ class Flag(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The environment variable that replaces the flag; empty if none does."""
+        """The environment variable that can replace the flag; empty if none can."""
         return self.env + self.dest.upper() if self.env else ""
 
 
@@ -159,7 +159,7 @@ class Given(NamedTuple):
 
 
 def convert(flag: Flag, text: str) -> Any:
-    """Convert the text of a flag or variable; raises `ValueError`, whose text goes on after the flag's name."""
+    """Convert the text of a flag or variable; raises `ValueError` with what a message says after its name."""
     if flag.choices and text not in flag.choices:
         raise ValueError(f"{text!r} is not one of {', '.join(flag.choices)}")
     match flag.kind:

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class ClusterJobs:
-    """Implements `resile.client.base.Jobs`."""
+    """The jobs of a cluster; implements `resile.client.base.Jobs`."""
 
     is_local = False
 

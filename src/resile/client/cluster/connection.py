@@ -68,7 +68,7 @@ class Cluster:
             return items
 
     async def get(self, kind: Kind, name: str, namespace: str = "") -> Object | None:
-        """An object, or None if there is none."""
+        """The object with this name, in the command's namespace unless `namespace` is given; None if there is none."""
         with self._one_sentence(kind):
             return await self._client.get(kind, namespace or self.namespace, name)
 
@@ -132,7 +132,7 @@ class Cluster:
             raise self.refusal(error, kind, namespace) from error
 
     def refusal(self, error: KubeError, kind: Kind, namespace: str = "") -> CommandError:
-        """The error for a refused request, in one sentence that says what to do."""
+        """The error to raise for a request that the cluster refused, in one sentence that says what to do."""
         words = str(error)
         if not error.code:
             return CommandError(f"the API server {self.server} (context {self.name}) cannot be reached: {error.detail}")

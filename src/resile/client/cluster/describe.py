@@ -76,7 +76,7 @@ async def journal(cluster: Cluster, job: Object) -> JobState | None:
 
 
 async def last_failure(cluster: Cluster, job: Object, state: JobState | None) -> Failure | None:
-    """The failed process in the journal, else the failure in the job's status with its node's last lines, else None."""
+    """The failed process in the journal, else the failure in the job's status with the end of a log, else None."""
     if state is not None and (first := first_failure(state)):
         return first
     failure = job_kind_of(job).report_of(job).last_failure

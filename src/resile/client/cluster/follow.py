@@ -52,7 +52,7 @@ class ClusterFollowing:
 
 
 async def moments(cluster: Cluster, job: Object) -> AsyncGenerator[Moment, None]:
-    """Yield the job after each change, at least every `REST_SECONDS`. Only the last moment has its interruptions."""
+    """Yield the job after each change, at least every `REST_SECONDS`. Only the last moment has interruptions."""
     space, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
     events = Watched(kube.EVENTS, space, fields={"involvedObject.uid": uid})
     async with cluster.watch(job_itself(job), pods_of(job), events) as watching:

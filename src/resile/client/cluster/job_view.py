@@ -155,7 +155,7 @@ def event_time(event: Object) -> float:
 
 
 def in_order(events: Iterable[Object]) -> list[Object]:
-    """Events, oldest first; Events of the same second are in the order in which they were written."""
+    """Sort Events, oldest first; those of the same second in the order in which they were written."""
     return sorted(events, key=lambda one: (event_time(one), _number(one["metadata"].get("resourceVersion"))))
 
 
@@ -188,7 +188,7 @@ def event_view(event: Object, job: str) -> EventView:
 
 
 def story(events: Sequence[Object]) -> list[JobEvent]:
-    """Events of Kubernetes as job events, numbered from 1."""
+    """Convert Events of Kubernetes to job events, numbered from 1."""
     return [
         JobEvent(
             number=number,

@@ -82,7 +82,7 @@ def _of(kinds: Sequence[ResourceKind], watching: Watch) -> list[Object]:
 
 
 def _pods(pods: list[Object]) -> dict[str, dict[tuple[str, str], list[Object]]]:
-    """Pods by the kind, then by the namespace and name of their job."""
+    """Group pods by the kind of their job, then by the namespace and name of the job."""
     return {kind.name: job_view.pods_by_job(kind, pods) for kind in registry.job_kinds()}
 
 

@@ -51,7 +51,7 @@ async def read(cluster: Cluster, job: Object, pod: str, tail: int | None) -> Asy
 
 
 async def follow(cluster: Cluster, job: Object, pod: str, tail: int | None) -> AsyncGenerator[list[LogLine], None]:
-    """Yield as `read`, then new lines until the pod or the job has ended. Later pods are read from their start."""
+    """Yield what `read` yields, then new lines until the pod or job has ended; all lines of pods that start later."""
     lines = Lines(WAITING_LINES)
     reading = asyncio.create_task(_follow(cluster, job, pod, tail, lines))
     try:
@@ -176,7 +176,7 @@ def _all_over(watching: Watch, job: Object, pods: list[Object]) -> bool:
 
 
 def _chosen(job: Object, pods: list[Object], only: str) -> list[Object]:
-    """The pod named `only`, else all pods of the job except its master's, by role and id."""
+    """The pod named `only`; if it is empty, all pods of the job except its master's, by role and id."""
     kind, name = job_kind_of(job), job["metadata"]["name"]
 
     def order(pod: Object) -> tuple[str, int]:

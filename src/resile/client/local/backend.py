@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class LocalJobs:
-    """Implements `resile.client.base.Jobs`."""
+    """The jobs of this machine; implements `resile.client.base.Jobs`."""
 
     is_local = True
 

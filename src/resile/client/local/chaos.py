@@ -38,7 +38,7 @@ def inject(job: LocalJob, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]
 
 
 def _next_step(job: LocalJob, injected: Injected, over: set[float]) -> Iterator[list[Sign]]:
-    """Wait for the next step after the fault and yield its signs; without a step in time, one says how to go on.
+    """Wait for the next step after the fault and yield signs of it; if no step comes in time, a sign says so.
 
     `over` has the start times of the outages that had ended before the fault. The first other outage is the fault's
     own. Comparing its time with that of the fault would be less reliable, because clocks may drift.

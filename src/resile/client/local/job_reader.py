@@ -54,7 +54,7 @@ class JobReader:
         self.client.close()
 
     def status(self) -> JobView:
-        """The job as it is now."""
+        """The view of the job as it is now, from its master or else from its journal."""
         try:
             job = self.client.ask(Status()).job
         except MasterUnreachable:
@@ -131,7 +131,7 @@ class JobReader:
 
     @contextmanager
     def _journal(self) -> Iterator[SQLiteJournal | None]:
-        """The journal, open for reading; None if there is none. Tries again while a master is creating the file."""
+        """Open the journal for reading; None if there is none. Tries again while a master is creating the file."""
         path = self.directory.journal
         journal: SQLiteJournal | None = None
         try:

@@ -43,7 +43,7 @@ def read(job: LocalJob, pod: str, tail: int | None, *, master: bool, follow: boo
 
 
 class Log:
-    """One log file, read as it grows."""
+    """Reads one log file while it grows."""
 
     def __init__(self, path: Path, tail: int | None) -> None:
         self._path = path

@@ -10,7 +10,7 @@ from resile.api.manifests.errors import ManifestErrors, shown
 from resile.api.manifests.name_rules import MAX_LABEL
 
 MAX_JOB_NAME = MAX_LABEL - len(f"elasticjob--{MASTER_ROLE}")
-"""The longest name of a job. The name of its master's Service is the job's with words around it, and a DNS label."""
+"""The longest name of a job: with it, the name of its master's Service is as long as a DNS label may be."""
 
 JOB_NAMES = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _ROLE_NAMES = "|".join(role.name for role in ROLES)
@@ -43,7 +43,7 @@ def tls_secret(job: str) -> str:
 
 
 def check_job_name(value: str, path: str, errors: ManifestErrors) -> None:
-    """Add an error if the name of a job cannot be part of the names of Services: no letter first, or too long."""
+    """Add an error if Services cannot be named after the job: its name begins with no letter, or is too long."""
     if not JOB_NAMES.fullmatch(value):
         errors.add(
             path,

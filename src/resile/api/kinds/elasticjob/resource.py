@@ -111,7 +111,7 @@ Quantity = Annotated[str | int | float, msgspec.Meta(extra_json_schema={"pattern
 
 
 class EnvVar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One variable of every node: its value, or where a cluster takes it from."""
+    """One environment variable of every node: its value, or where a cluster takes it from."""
 
     name: str = ""
     """The same as its key, if given at all."""
@@ -122,7 +122,7 @@ class EnvVar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
 
 class ResourceLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What the nodes of a job may be given together at most; whoever asks for more is refused."""
+    """The most that all nodes of a job may have together; a request for more is refused."""
 
     cpu: Quantity | None = None
     """Cores of all nodes together, such as "15"."""
@@ -155,7 +155,7 @@ class _Replica(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, re
 
 
 class ReplicaSpec(_Replica, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One role: how many nodes, and the pod that each of them is."""
+    """One role: how many nodes it has, and the pod template of these nodes."""
 
     template: Annotated[dict[str, Any], rule(check_template, **TEMPLATE_SCHEMA)]
     """The pod of every node, as in a Deployment (kubectl explain pod.spec). The container named main trains, or the
@@ -196,7 +196,7 @@ class ReplicaSpecs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ElasticJobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What the user wants."""
+    """The job that the user wants: its roles, and how their nodes train together."""
 
     replica_specs: Annotated[ReplicaSpecs, rule(_check_roles, **_ROLES_SCHEMA)]
     distribution_strategy: Strategy = Strategy.PARAMETER_SERVER
@@ -299,7 +299,7 @@ class LastFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class ElasticJobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What became of it. The nesting `status.status` is DLRover's."""
+    """What has become of the job. The nesting `status.status` is DLRover's."""
 
     phase: JobPhase | None = None
     """Where the job is."""

@@ -108,7 +108,7 @@ def phase_patch(item: Manifest, phase: JobPhase | None, reason: str, message: st
 
 
 def enter(conditions: Iterable[Manifest], type_: str, reason: str, message: str, at: str) -> list[Manifest]:
-    """The conditions of a job when the condition `type_` becomes true and all others false.
+    """The conditions of a job after the condition `type_` has become true, at time `at`, and all others false.
 
     `lastTransitionTime` changes with the status of a condition, `lastUpdateTime` with any field. A condition that does
     not change keeps both, so that entering the same condition again changes nothing.

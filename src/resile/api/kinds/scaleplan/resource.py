@@ -62,7 +62,7 @@ def _check_pod(value: dict[str, Any], path: str, errors: ManifestErrors) -> None
 
 
 class PodMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One pod of a plan; of a pod to be created nothing need be known."""
+    """One pod that a plan creates, removes or migrates. For a pod to create, every field is optional."""
 
     name: str = ""
     """The pod's name; type and id are an equal way to name it."""
@@ -90,7 +90,7 @@ NamedPod = Annotated[PodMeta, rule(_check_pod, anyOf=[{"required": ["name"]}, {"
 
 
 class ScalePlanSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """The change."""
+    """The change to the nodes of a job."""
 
     owner_job: str = ""
     """The job to change; without it the label elasticjob-name names the job."""
@@ -109,7 +109,7 @@ class ScalePlanSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ScalePlanStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What became of it."""
+    """What has become of the plan."""
 
     phase: PlanPhase | None = None
     """How far the plan has come."""

@@ -32,7 +32,7 @@ def plan_of(plan: ScalePlan, uid: str) -> Plan:
 
 
 def _new_node(plan: ScalePlan, pod: PodMeta) -> NewNode:
-    """The node of a pod to create. The id in the plan is ignored, because ids are never used again."""
+    """The `NewNode` for an entry of `createPods`. The entry's id is ignored: every new node gets an id of its own."""
     named = pod.node(plan.job)
     role = pod.type.value if pod.type is not None else named.role if named is not None else WORKER.name
     return NewNode(
