@@ -27,14 +27,14 @@ FLAGS_OF_PLATFORM = {
     "kubernetes": ("--namespace", "--job", "--kind", "--advertise"),
     "local": ("--workdir", "--enforce-memory"),
 }
-"""Flags that only one platform uses."""
+"""By platform: the flags that only this platform accepts."""
 
 LOCK_SECONDS = 0.2
-"""How long to try for the lock, which a process that only checks for a master holds for a moment."""
+"""How long to try to lock the job directory. A process that only looks for a master locks it for a moment, too."""
 
 
 def main() -> int:
-    """Serve the job in a directory until it is over; see `exit_codes` for the exit codes."""
+    """Serve the job in a directory until it is over; the exit codes are in `resile.api.master_exit_codes`."""
     parser = argparse.ArgumentParser(prog="python -m resile.master", description=main.__doc__, allow_abbrev=False)
     parser.add_argument("--directory", required=True, type=Path, help="the job's directory")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """End the process with a usage error if flags contradict or lack each other."""
+    """End the process with a usage error if flags contradict each other, or if one needs another that is missing."""
     given = vars(arguments)
     for platform, flags in FLAGS_OF_PLATFORM.items():
         for flag in flags:
@@ -138,7 +138,7 @@ def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory,
 
 
 def _lock(directory: JobDirectory) -> int | None:
-    """Become the job's master and return the lock, or None if there is another master."""
+    """Lock the job directory, so that this is its only master, and return the lock; None if there is another master."""
     until = time.monotonic() + LOCK_SECONDS
     while (lock := directory.lock()) is None and time.monotonic() < until:
         time.sleep(0.01)
@@ -148,8 +148,8 @@ def _lock(directory: JobDirectory) -> int | None:
 def _allow_many_agents() -> None:
     """Allow as many open files as the system permits, since every agent holds a connection.
 
-    A master that starts the nodes itself does not call this: they would inherit the limit, and programs that use
-    select() break on high numbers.
+    Not called on the local platform: the nodes would inherit the limit, and programs that use select() break on high
+    file descriptors.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
@@ -157,7 +157,7 @@ def _allow_many_agents() -> None:
 
 
 async def _until_sigterm(job: Coroutine[Any, Any, bool]) -> int:
-    """Serve until the job is over, or until SIGTERM, and return the exit code."""
+    """Run `job`, which serves a job, until it ends or SIGTERM comes, and return the exit code of this process."""
     task = asyncio.ensure_future(job)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:

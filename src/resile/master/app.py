@@ -33,9 +33,9 @@ from resile.wire.job_directory import JobDirectory, MasterAddress
 log = logging.getLogger("resile.master")
 
 FAREWELL = Seconds(5.0)
-"""How long, beyond the exit grace, a master whose job is over waits for agents and nodes to end."""
+"""How much longer than the exit grace a master whose job is over waits for agents and nodes to end."""
 SCRAPE_SECONDS = Seconds(5.0)
-"""How long a scrape of the metrics waits for a busy master."""
+"""How long a request for the metrics waits for a busy master."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,14 +46,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a running master that the tasks beside it use."""
+    """What a running master gives to the tasks of `accompany`, such as the writer of a job's status."""
 
     events: EventQueue
     commands: Commands
     observers: list[Callable[[de.Note], None]]
-    """Called with every job event."""
+    """Functions that are called with every job event."""
     fresh: bool
-    """True if this is the job's first master."""
+    """True if the journal was empty: this is the job's first master."""
 
 
 async def run_master(
@@ -66,13 +66,13 @@ async def run_master(
 ) -> bool:
     """Serve the job of this directory until it is over, and return True if it succeeded.
 
-    `make_platform` gets the master's address and makes the platform that launches nodes; None on bare machines. The
-    journal is a file in the job's directory if none is given, and is closed at the end. The context `accompany` is
-    entered before the first event and left after the last message.
+    `make_platform` gets the master's address and makes the platform that launches nodes; None on bare machines. Without
+    a `journal`, an SQLite file in the job directory is used; the journal is closed at the end. The context `accompany`
+    is entered before the first event is handled and left after the last message to the agents.
 
     Raises:
         JournalError: the journal cannot be opened now, or is damaged (JournalDamaged).
-        CannotListen: the address is taken.
+        CannotListen: the port is in use.
         DirectoryError: the directory holds no job.
     """
     spec = directory.spec()
@@ -147,7 +147,7 @@ async def _listen(directory: JobDirectory, options: Options, connections: AgentC
 
 
 async def _attach(platform: Platform, events: EventQueue, *, fresh: bool) -> None:
-    """Watch a platform. After a restart, compare its nodes with those of the journal."""
+    """Turn what `platform` observes into events. Unless `fresh`, let the core compare its nodes with the journal's."""
 
     def seen(observation: Observation) -> ev.NodeSeen:
         return ev.NodeSeen(node=observation.node, status=observation.status, end=observation.end, host=observation.host)
@@ -158,7 +158,7 @@ async def _attach(platform: Platform, events: EventQueue, *, fresh: bool) -> Non
 
 
 def _announce(directory: JobDirectory, address: MasterAddress) -> Callable[[], None]:
-    """Write the master's address to the job directory, and retry while the disk is full. Returns a cancel function."""
+    """Write the master's address to the job directory, and retry if that fails. Returns a function that ends this."""
     retry: asyncio.TimerHandle | None = None
 
     def announce() -> None:
@@ -178,7 +178,7 @@ def _announce(directory: JobDirectory, address: MasterAddress) -> Callable[[], N
 
 
 def _stop_without_agents(events: EventQueue) -> Callable[[], None]:
-    """Stop the job if no agent connects in time: the agent that started this master may have died."""
+    """Stop the job if no agent connects within the time-out `connect`. Returns a function that cancels this."""
     patience = events.engine.state.spec.timeouts.connect
 
     def look() -> None:

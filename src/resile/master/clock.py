@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """Wall time at the start plus monotonic time since; at least `not_before`, the last time in the journal."""
+    """The wall time at the start, at least `not_before` (the last time in the journal), plus monotonic time since."""
 
     def __init__(self, not_before: float = 0.0) -> None:
         self._offset = max(time.time(), not_before) - time.monotonic()

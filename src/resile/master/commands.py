@@ -18,7 +18,7 @@ Answer = Callable[[Result], None]
 
 class Commands:
     def __init__(self, submit: Callable[[AnyEvent], None], journal: Journal, look: Callable[[], JobView]) -> None:
-        """`submit` queues an event for the core, and `look` returns the job as it is now."""
+        """Prepare. `submit` queues an event for the core, and `look` returns a view of the job as it is now."""
         self._submit = submit
         self._journal = journal
         self._look = look
@@ -41,7 +41,7 @@ class Commands:
                 self._change(change, answer)
 
     async def change(self, change: Change) -> str:
-        """Ask the core for a change. Returns an empty string, or why the core refuses it in one sentence."""
+        """Ask the core to change the job. Returns one sentence that says why the core refuses; empty if it agrees."""
         answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def answer(result: Result) -> None:

@@ -31,10 +31,10 @@ from resile.master.journal.base import Journal, JournalDamaged, JournalError
 log = logging.getLogger("resile.master")
 
 COMPACT_AFTER = 20_000
-"""Events in the journal before a snapshot replaces them: a restart replays fewer than this, in well under a second.
+"""When the journal has so many events, a snapshot replaces them. So a restart replays them in well under a second.
 
 The snapshot is written on the event loop, which takes milliseconds on a local disk. A journal behind a network makes
-its own snapshots, in the thread that writes.
+its own snapshots (`folds_itself`), in the thread that writes.
 """
 RETRY_SECONDS = 0.5
 """Seconds between two attempts to write the journal."""
@@ -46,13 +46,13 @@ def _die() -> None:
 
 
 def end_master(what: str, error: BaseException | None, die: Callable[[], None] = _die) -> None:
-    """Log an unforeseen error in a part that the master needs, and end the process."""
+    """Log that the master cannot go on because `what` raised an unforeseen error, and end the process by `die`."""
     log.critical("%s broke, and the master ends; the next one goes on from the journal", what, exc_info=error)
     die()
 
 
 class EventQueue:
-    """Brings events to one engine, in order. All methods are called on the event loop."""
+    """Passes events to the engine in order, and executes its decisions. All methods are called on the event loop."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class EventQueue:
     ) -> None:
         """Prepare the queue; `start` begins to handle events.
 
-        The journal holds `told` job events, and `replayed` events since its snapshot. `die` ends the process at once.
+        `told` numbers the last job event in the journal; `replayed` events follow its snapshot; `die` ends the process.
         """
         self.engine = engine
         self._journal = journal
@@ -90,7 +90,7 @@ class EventQueue:
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
         self.observers: list[Callable[[], None]] = []
-        """Called after every batch of events, when the state may have changed."""
+        """Functions that are called after every batch of events, when the job's state may have changed."""
         self._watch_own_pulse(self._clock())
 
     def start(self, execute: Callable[[AnyDecision], None]) -> None:
@@ -108,7 +108,7 @@ class EventQueue:
             self._wake = self._loop.call_soon(self._turn)
 
     def heard(self, node: NodeKey) -> None:
-        """Note that an agent sent a message. Costs one dictionary write."""
+        """Note that a node's agent sent a message, so that it does not count as silent. Costs one dictionary write."""
         self.engine.heard(node, self._clock())
 
     @property
@@ -121,12 +121,12 @@ class EventQueue:
         return self._failed_writes > 0
 
     def broke(self, what: str, error: BaseException | None) -> None:
-        """End the process after an unforeseen error in a part that the master needs, unless the queue is closed."""
+        """End the process because `what`, which the master needs, raised an unforeseen error; not after `close`."""
         if not self._closed:
             end_master(what, error, self._die)
 
     def close(self) -> None:
-        """Stop handling events, and write to the journal what it lacks."""
+        """Stop handling events, and write the rest of the story and a snapshot to the journal."""
         self._closed = True
         for handle in (self._wake, self._alarm, self._pulse, self._retry):
             if handle is not None:
@@ -249,7 +249,7 @@ class EventQueue:
             self._alarm = self._loop.call_later(max(0.0, at - self._clock()), self._turn)
 
     def _watch_own_pulse(self, expected: float) -> None:
-        """Restart the silence alarms if this process itself stood still, so that no agent counts as silent for that."""
+        """Restart the alarms for silent agents if this call comes long after `expected`: this process stood still."""
         timeouts = self.engine.state.spec.timeouts
         now = self._clock()
         late = now - expected

@@ -44,7 +44,7 @@ def _recovers(state: JobState) -> bool:
 
 
 def view(state: JobState, now: float, standbys: Mapping[NodeKey, StandbyView] | None = None) -> JobView:
-    """The job at the moment `now`; `standbys` are the reports of connected agents."""
+    """The job as users see it at the time `now`; `standbys` is what connected agents reported of their standbys."""
     config, running = state.rendezvous.config, state.rendezvous.running
     order = state.spec.role_order
     in_order = sorted(state.nodes.values(), key=lambda node: (order(node.key.role), node.key.id))

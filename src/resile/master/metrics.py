@@ -15,7 +15,7 @@ from resile.wire.connection import CannotListen
 
 
 class JobCollector:
-    """Turns a view of the job into gauges, and the reasons of job events into counters."""
+    """Gives Prometheus the job's view as gauges, and the number of job events by reason as counters."""
 
     def __init__(self, look: Callable[[], JobView]) -> None:
         self._look = look
@@ -47,7 +47,7 @@ class JobCollector:
 
 
 def serve(collector: JobCollector, port: int, host: str = "127.0.0.1") -> Callable[[], None]:
-    """Serve /metrics from a thread, and return a function that ends it; `CannotListen` if the port is taken."""
+    """Serve /metrics from a thread, and return a function that ends it; raises `CannotListen` if the port is taken."""
     registry = CollectorRegistry()
     registry.register(collector)
     try:

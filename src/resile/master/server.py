@@ -23,11 +23,11 @@ from resile.wire.frames import encode
 log = logging.getLogger("resile.master")
 
 Answerer = Callable[[Command, Callable[[Result], None]], None]
-"""Handles a command and calls back with the result, now or later."""
+"""Executes a command, and calls the function that it is given with the result, now or later."""
 
 
 class _AnyHello(msgspec.Struct, tag="Hello"):
-    """The field of a Hello that all protocols have; other fields are ignored."""
+    """The first message of an agent of any protocol, with only the field that all protocols have."""
 
     protocol: int
 
@@ -36,7 +36,7 @@ _decode_any_hello = msgspec.msgpack.Decoder(_AnyHello).decode
 
 
 class AgentConnections:
-    """Knows the connection of each node's agent. A connection belongs to no node until the core admits it."""
+    """The connections of agents and command lines. One belongs to a node only once the core has admitted its agent."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AgentConnections:
         answer: Answerer,
         standbys: dict[NodeKey, StandbyView],
     ) -> None:
-        """`standbys` is filled with the agents' reports. They are only shown to users, so the journal lacks them."""
+        """Prepare. What agents report of their standbys is put into `standbys`, for views, and not into the journal."""
         self._submit = submit
         self._heard = heard
         self._job = job
@@ -83,7 +83,7 @@ class AgentConnections:
                 connection.close("it spoke before it said Hello")
 
     def on_bad_message(self, connection: Connection, body: bytes) -> None:
-        """Refuse an agent of another protocol with a sentence: its Hello may have fields that this master lacks."""
+        """Refuse an agent whose Hello cannot be decoded because it is of another protocol, and tell the agent so."""
         try:
             protocol = _decode_any_hello(body).protocol
         except (ValueError, RecursionError, OverflowError):
@@ -127,7 +127,7 @@ class AgentConnections:
     # what goes out -----------------------------------------------------------------------------------------------
 
     def admit(self, number: int, welcome: Welcome) -> None:
-        """Make this the connection of a node's agent, and close an older one."""
+        """Make connection `number` that of a node's agent, close an older one of that node, and send `welcome`."""
         connection, node = self._by_number.get(number), welcome.node
         if connection is None:
             return
@@ -174,7 +174,7 @@ def _refuse(connection: Connection, because: str) -> None:
 
 
 class Executor:
-    """Executes decisions: sends messages to agents, launches to the platform, and replies to commands."""
+    """Executes decisions: sends messages to agents, launches and deletes nodes, and answers commands."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Executor:
         finished: Callable[[], None],
         observers: Sequence[Callable[[de.Note], None]],
     ) -> None:
-        """`finished` is called when the job has ended, and every observer with each job event."""
+        """Prepare. `finished` is called when the job has ended, and every observer is called with each job event."""
         self._connections = connections
         self._platform = platform
         self._reply = reply

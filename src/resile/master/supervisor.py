@@ -18,15 +18,15 @@ from resile.common.backoff import Backoff
 
 BACKOFF = Backoff(first=0.1, limit=5.0)
 FREE_STARTS = 4
-"""How many starts in a row come without a pause."""
+"""How many starts of a master in a row come without a pause."""
 HEALTHY_SECONDS = 60.0
-"""After a master that lived this long, starts are counted anew."""
+"""If a master lived this long, the count of starts in a row begins anew."""
 MAX_STARTS = 100
-"""Most starts in a row, which take about eight minutes with their pauses."""
+"""The most starts in a row; then the supervisor gives up. With the pauses they take about eight minutes."""
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run a master until it ends for good, and return its last exit code. SIGTERM ends the master and this process."""
+    """Run the master `command`, again whenever it dies, and return its last exit code. SIGTERM ends both processes."""
     stopping = threading.Event()
     child: subprocess.Popen[bytes] | None = None
 

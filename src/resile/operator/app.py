@@ -25,7 +25,7 @@ from resile.operator.metrics import Metrics
 log = logging.getLogger("resile.operator")
 
 STEPPED_DOWN = 1
-"""Exit code of an operator that lost its Lease. Its Deployment starts it again, and it waits to lead."""
+"""Exit code of an operator that lost its Lease. The Deployment starts it again; it then waits to become leader."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run(client: Client, options: Options) -> int:
-    """Run until SIGTERM or SIGINT (0), or until the Lease is lost (1)."""
+    """Run the operator. Returns the exit code: 0 after SIGTERM or SIGINT, 1 if the Lease was lost."""
     operator = Operator(client, options)
     async with operator.ports():
         work = asyncio.ensure_future(operator.work())
@@ -76,7 +76,7 @@ class Operator:
             yield
 
     async def work(self) -> int:
-        """Win the election, and reconcile until this operator stops leading. Returns the exit code."""
+        """Wait to become the leader, and reconcile until the Lease is lost. Returns the exit code of the operator."""
         if not self._options.elect:
             await self._lead()
             return 0
@@ -119,7 +119,7 @@ class Operator:
         return self._options.image or self._options.fallback_image
 
     def _ready(self) -> Answer:
-        """Answer /readyz: an operator that does not lead is ready, a leader once it has listed everything."""
+        """Answer /readyz. An operator that does not lead is ready; a leader is ready once it has listed all objects."""
         missing = self._controller.not_synced() if self._controller is not None else []
         if missing:
             return Answer(503, f"not seen yet: {', '.join(missing)}\n".encode())

@@ -21,7 +21,7 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def resource_only(item: Object) -> Object:
-    """Keep all of a custom resource but `managedFields`, half of a fresh object, and kubectl's copy of the manifest."""
+    """A custom resource without large metadata that is not needed, such as kubectl's copy of the manifest."""
     metadata = _metadata(item)
     if _LAST_APPLIED in metadata.get("annotations", {}):
         metadata["annotations"] = {key: text for key, text in metadata["annotations"].items() if key != _LAST_APPLIED}

@@ -20,7 +20,7 @@ from resile.operator.workqueue import WorkQueue
 
 
 class Controller:
-    """An informer for all objects that the operator reads, and a queue for each kind that it reconciles."""
+    """Runs the informers for all objects that the operator reads, and a work queue for each kind that it reconciles."""
 
     def __init__(self, client: Client, namespace: str, image: str, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -71,9 +71,9 @@ class Controller:
 
 
 async def _run_when_synced(queue: WorkQueue, informers: list[Informer]) -> None:
-    """Reconcile once the informers have listed everything. Before that, a job would seem to have no master.
+    """Run `queue` once `informers` have listed their objects. Before that, a job would seem to have no master.
 
-    A kind whose CRD is absent waits here, and the others are served. Its informer tries again; /readyz names the kind.
+    The queue of a kind without a CRD waits here until the CRD exists, and /readyz names the kind. Other queues run.
     """
     for informer in informers:
         await informer.synced.wait()
@@ -81,9 +81,9 @@ async def _run_when_synced(queue: WorkQueue, informers: list[Informer]) -> None:
 
 
 Inform = Callable[..., Informer]
-"""Makes an informer from a kind, a function to call on a change, a function that trims objects, and labels."""
+"""Makes an informer from a Kubernetes kind, `on_change`, `trim`, and the labels of the objects (None: all)."""
 Count = Callable[[Kind, Key, str, float], None]
-"""Counts a reconciliation of an object of a kind: its outcome and seconds."""
+"""Counts one reconciliation, given the kind and key of its object, its outcome, and the seconds that it took."""
 
 
 class _JobController:
@@ -115,7 +115,7 @@ class _JobController:
 
 
 class _PlanController:
-    """Watches the plans of one kind. An open plan is reconciled again when its job changes."""
+    """Watches the plans of one kind. A plan that has not ended is reconciled again when its job changes."""
 
     def __init__(self, kind: PlanKind, client: Client, jobs: Informer, inform: Inform, count: Count) -> None:
         self.kind = kind

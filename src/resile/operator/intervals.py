@@ -11,7 +11,7 @@ LEASE = "resile-operator"
 RECONCILE = Seconds(60.0)
 """How long one reconciliation may take: a dozen requests at most."""
 RELIST = Seconds(120.0)
-"""How often everything is listed again, in case an event was missed."""
+"""How often all objects are listed again, in case a change was missed."""
 RETRY = Backoff(0.1, 60.0)
 """Pauses after a failed reconciliation of one object."""
 RECHECK = Seconds(600.0)
@@ -24,36 +24,36 @@ DELETIONS = 16
 """Pods deleted at a time: a job may have hundreds, and the renewal of the Lease must not wait behind them."""
 
 LEASE_DURATION = Seconds(15.0)
-"""How long a silent leader counts as alive."""
+"""How long a leader that does not renew its Lease still counts as the leader."""
 RENEW_DEADLINE = Seconds(10.0)
-"""How long a leader tries to renew before it steps down; less than `LEASE_DURATION`, so that two never lead."""
+"""How long a leader tries to renew its Lease before it gives up; shorter than `LEASE_DURATION`: two never lead."""
 RETRY_PERIOD = Seconds(2.0)
 
 FREE_STARTS = 5
-"""How many masters in a row are started at once: a master that was killed or moved must be back without a pause."""
+"""How many masters of a job in a row are started without a pause, so that a killed or moved one is back at once."""
 START_BACKOFF = Backoff(0.5, 30.0)
-"""Pauses before the starts after `FREE_STARTS`."""
+"""Pauses before further starts of a job's master, after `FREE_STARTS` in a row."""
 HEALTHY = Seconds(60.0)
-"""After a master that lived this long, starts are counted anew."""
+"""If a master lived this long, the count of starts in a row begins anew."""
 MASTER_GRACE = Seconds(10.0)
-"""Between SIGTERM and SIGKILL of a master: it only closes its journal."""
+"""Time between SIGTERM and SIGKILL of a master. It is short, since the master only closes its journal."""
 LEAVING = Seconds(2.0)
 """How long the pod of a master that was told to end is kept before it is removed by force. A kubelet needs seconds to
 report that a container ended, and a kubelet without a connection never does. If the old master still runs, the journal
 refuses its writes."""
 MAKE_ROOM = Seconds(20.0)
-"""How long Kubernetes may take to remove the objects of an earlier job of the same name."""
+"""How long a new job waits until Kubernetes has removed the objects of an earlier job of the same name."""
 NODE_LOST = Seconds(20.0)
-"""How long a master stays on a node that is not ready; Kubernetes' own default is 300 s."""
+"""How long a master's pod stays on a machine that is not ready; Kubernetes' own default is 300 s."""
 
 PLAN_WAITS = Seconds(5.0)
-"""How long a plan may exist before its job: both may be in one folder that is applied as a whole."""
+"""How long a plan may wait for its job to be created: one `kubectl apply` may create both, in any order."""
 
 TTL_ANNOTATION = "ttl_seconds_after_finished"
 """Annotation of a job: its pods are removed this long after its end. Without it they stay as long as the job."""
 
 HEALTH_PORT = 8081
 HTTP_DEADLINE = Seconds(5.0)
-"""How long a request on the health port may take, with its answer."""
+"""How long a request on the health port, including the answer, may take."""
 MEASURE = Seconds(5.0)
-"""Seconds between two updates of the gauges."""
+"""Seconds between two updates of the operator's gauges."""

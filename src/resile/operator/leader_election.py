@@ -23,7 +23,7 @@ log = logging.getLogger("resile.operator")
 
 
 class LeadershipLost(Exception):
-    """The Lease could not be renewed in time; another operator may act now."""
+    """Raised if the Lease could not be renewed in time, so that another operator may be the leader now."""
 
 
 class LeaderElection:
@@ -52,7 +52,7 @@ class LeaderElection:
     async def keep(self) -> None:
         """Renew the Lease until cancelled.
 
-        Raises `LeadershipLost` if that fails for `intervals.RENEW_DEADLINE`, or if another operator has the Lease.
+        Raises `LeadershipLost` if renewal fails for `intervals.RENEW_DEADLINE`, or if another operator has the Lease.
         """
         loop = asyncio.get_running_loop()
         renewed = loop.time()
@@ -71,7 +71,7 @@ class LeaderElection:
                 raise LeadershipLost(f"the lease was not renewed for {intervals.RENEW_DEADLINE:.0f} s")
 
     async def resign(self) -> None:
-        """Give the Lease back, so that the next leader does not wait for its end."""
+        """Give the Lease back, so that the next leader need not wait until it expires."""
         with contextlib.suppress(KubeError, TimeoutError):
             async with asyncio.timeout(intervals.RETRY_PERIOD):
                 while _spec(self._lease).get("holderIdentity") == self._identity:
@@ -107,7 +107,7 @@ class LeaderElection:
     async def _write(
         self, lease: Object | None, holder: str | None = None, duration: Seconds = intervals.LEASE_DURATION
     ) -> bool:
-        """Write this operator's claim over the version `lease`; False if another operator was faster."""
+        """Replace `lease` (None: no Lease exists) by this operator's claim; False if the Lease has changed since."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         before = _spec(lease)
         taken = before.get("holderIdentity") != self._identity

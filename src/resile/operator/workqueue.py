@@ -19,11 +19,11 @@ log = logging.getLogger("resile.operator")
 
 
 class TryAgain(Exception):
-    """Reconcile the key again, with growing pauses: an object is not there yet, which is no error."""
+    """Raised by a reconciliation that is to be repeated after a growing pause, without being logged as an error."""
 
 
 Reconcile = Callable[[Key], Awaitable[Seconds | None]]
-"""Reconciles one object. Returns in how many seconds to do so again, or None if only a change asks for that."""
+"""Reconciles one object. Returns after how many seconds to do it again; None: only when the object changes."""
 
 OnReconciled = Callable[[Key, str, float], None]
 """Called after every reconciliation with its outcome (`done`, `again`, `failed`) and the seconds that it took."""
@@ -54,7 +54,7 @@ class WorkQueue:
             self._ready.put_nowait(key)
 
     def add_after(self, key: Key, delay: Seconds) -> None:
-        """Queue `key` after `delay` seconds, unless an earlier timer is set."""
+        """Queue `key` after `delay` seconds, unless a timer is set that queues it earlier."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None and timer.when() <= loop.time() + delay:

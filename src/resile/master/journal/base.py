@@ -18,30 +18,30 @@ from resile.core.state import JobState
 
 
 class JournalError(Exception):
-    """The journal cannot be read or written now, and trying again may help. The text is one sentence."""
+    """Raised if the journal cannot be read or written now; trying again may help. The text is one sentence."""
 
 
 class JournalDamaged(JournalError):
-    """The journal is not what was written, and trying again will not help."""
+    """Raised if the journal's content was changed or cannot be understood; trying again does not help."""
 
 
 class JournalGone(JournalError):
-    """The journal was deleted. It can be written again once there is a new one."""
+    """Raised if the journal's ConfigMap was deleted. Writing succeeds again once the operator has made a new one."""
 
 
 class JournalTaken(JournalDamaged):
-    """Another master writes this journal now, so this one must end."""
+    """Raised if another master writes this journal now, so that this master must end."""
 
 
 class History(msgspec.Struct, kw_only=True):
     state: JobState
     at: float
-    """When the state was written."""
+    """When the snapshot `state` was written."""
     events: list[tuple[float, AnyEvent]]
 
     @property
     def until(self) -> float:
-        """The time of the newest event, or of the state if there is none."""
+        """The time of the newest event; if there are no events, the time of the snapshot."""
         return max((at for at, _ in self.events), default=self.at)
 
 
@@ -50,16 +50,16 @@ class Journal(Protocol):
     """True if `append` keeps the log short, so that the master need not write snapshots while the job runs."""
 
     def load(self) -> History | None:
-        """All that was written before, or None if the journal is empty."""
+        """The snapshot and the events since; None if the journal is empty."""
 
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
-        """Write all events or none."""
+        """Add events, and job events for the story: all of them or, if this raises an error, none."""
 
     def snapshot(self, state: JobState, at: float) -> None:
-        """Replace the state and the events by this state. The story stays."""
+        """Replace the old snapshot and all events by `state`. The story stays."""
 
     def story(self, after: int = 0, limit: int = 1000) -> list[JobEvent]:
-        """Job events with a number above `after`."""
+        """The first `limit` job events with a number above `after`."""
 
     def last_told(self) -> int:
         """The number of the newest job event, 0 if there is none."""

@@ -43,12 +43,12 @@ from resile.master.journal.base import History, JournalDamaged, JournalError, Jo
 FORMAT = "2"
 FOLD_BYTES = Bytes(128 * 1024)
 FOLD_ENTRIES = 200
-"""A log of this size is folded into the snapshot, because every write costs the API server the whole object."""
+"""A log with so many entries is folded into the snapshot: every write costs the API server the whole ConfigMap."""
 LARGEST = Bytes(900 * 1024)
-"""Most bytes of all values together; a ConfigMap holds 1 MiB."""
+"""The most bytes of all values together. A ConfigMap holds 1 MiB, with their names."""
 STORY_LINES = 300
 LOADS = 10
-"""How often to read the journal again if the previous master, which still lives, writes meanwhile."""
+"""How often `load` tries to become the writer while the previous master, which still lives, writes the journal."""
 _SNAPSHOT, _STORY, _LOG = "snapshot", "story", "log-"
 
 Values = dict[str, bytes]
@@ -62,7 +62,7 @@ class _Entry(msgspec.Struct, array_like=True):
 class _Snapshot(msgspec.Struct, array_like=True):
     at: float
     following: int
-    """The number of the first log entry after it."""
+    """The number of the first log entry after this snapshot."""
     state: JobState
 
 
@@ -87,7 +87,7 @@ def unseal(value: bytes) -> bytes:
 
 
 def _unpack(values: Values) -> tuple[History, list[JobEvent], int, int] | None:
-    """The history, the story, and the numbers of the log's first and next entry; None if the journal is empty."""
+    """The history, the story, and the numbers of the log's first entry and of the next to write; None if empty."""
     if _SNAPSHOT not in values:
         if values:
             raise ValueError("there are events but no state")
@@ -105,7 +105,7 @@ def _unpack(values: Values) -> tuple[History, list[JobEvent], int, int] | None:
 
 
 def peek(config_map: Object) -> JobState | None:
-    """The job's state in its journal, for a caller that only reads; None if it cannot be read."""
+    """The job's state from the journal in `config_map`, without becoming its writer; None if it cannot be read."""
     if (config_map.get("data") or {}).get("format", FORMAT) != FORMAT:
         return None
     try:
@@ -117,14 +117,14 @@ def peek(config_map: Object) -> JobState | None:
 
 
 class ConfigMapJournal:
-    """The journal of one job in its namespace. It has one writer: the process that loaded it last."""
+    """The journal of one job, in a ConfigMap of the job's namespace. Only the process that loaded it last can write."""
 
     folds_itself = True
 
     def __init__(self, spec: JobSpec, client: BlockingClient, *, served: str = "") -> None:
-        """Prepare; `load` reads the ConfigMap, which must belong to the uid of `spec`. `close` closes `client`.
+        """Prepare; only `load` reads the ConfigMap. `close` closes `client`.
 
-        `served` is half a sentence that says why the job must have had a master before; empty if it had none.
+        If it is known that the job had a master before, `served` says how; then an empty journal is an error.
         """
         self._spec = spec
         self._client = client
@@ -141,11 +141,11 @@ class ConfigMapJournal:
         self._lock = threading.Lock()
 
     def load(self) -> History | None:
-        """Become the writer, and return all that was written before, or None if the journal is empty.
+        """Become the writer, and return what earlier masters wrote; None if the journal is empty.
 
         Raises:
             JournalError: the journal cannot be read now, or is still that of an earlier job of this name.
-            JournalDamaged: the journal is not what was written.
+            JournalDamaged: the content was changed or deleted.
         """
         for _ in range(LOADS):
             with contextlib.suppress(_Conflict):
@@ -179,7 +179,7 @@ class ConfigMapJournal:
         return history
 
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
-        """Write all events or none, in one patch. Fold a long log into the snapshot first."""
+        """Write all events or none, in one patch. If the log is long, put it into the snapshot first."""
         logged = [key for key in self._values if key.startswith(_LOG)]
         if len(logged) >= FOLD_ENTRIES or sum(len(self._values[key]) for key in logged) >= FOLD_BYTES:
             self._fold()
@@ -206,12 +206,12 @@ class ConfigMapJournal:
     # short texts that the next master on a cluster needs --------------------------------------------------------
 
     def recall(self, key: str) -> str:
-        """The text that this master or an earlier one passed to `remember`; empty if none."""
+        """The text that this master or an earlier one last passed to `remember` under `key`; empty if there is none."""
         with self._lock:
             return self._memos.get(key, "")
 
     def remember(self, key: str, value: str) -> None:
-        """Keep a short text. It is written with the next events, and lost if no event comes before the end."""
+        """Keep a short text. It is written with the next events, and lost if this master ends before there are any."""
         with self._lock:
             self._memos[key] = self._unwritten_memos[key] = value
 
@@ -227,7 +227,7 @@ class ConfigMapJournal:
         return history
 
     def _fold(self, more: Sequence[tuple[float, AnyEvent]] = (), story: Sequence[JobEvent] = ()) -> None:
-        """Write a snapshot that includes the log and the events `more`, by replaying them as a restart would."""
+        """Replay the log and the events `more` as a restart would, and write the result as the new snapshot."""
         with self._clear_words():
             snapshot = _decode_snapshot(unseal(self._values[_SNAPSHOT]))
             keys = sorted(key for key in self._values if key.startswith(_LOG))
@@ -253,7 +253,7 @@ class ConfigMapJournal:
         self._story = lines
 
     def _patch(self, values: dict[str, bytes | None] | dict[str, bytes], *, first: bool = False) -> None:
-        """Write these values, and remove those that are None; fails if another process wrote in between."""
+        """Write `values` and remove those that are None; fail if another master wrote. Become the writer if `first`."""
         with self._lock:
             memos, self._unwritten_memos = self._unwritten_memos, {}
         data = {f"memo.{key}": value for key, value in memos.items()}
@@ -286,9 +286,9 @@ class ConfigMapJournal:
                     raise JournalError(self._restless) from None
 
     def _look(self, data: dict[str, str], binary: dict[str, str | None]) -> bool:
-        """Read the ConfigMap again, remember its version, and return True if it already holds `binary`.
+        """Read the ConfigMap again, remember its resourceVersion, and return True if it already holds `binary`.
 
-        If the ConfigMap was made anew and is empty, add the rest of the journal to `data` and `binary`.
+        If the ConfigMap was made anew and is empty, add all of the journal to `data` and `binary`, to be written next.
         """
         found = self._get()
         if found is None:
@@ -343,4 +343,4 @@ class ConfigMapJournal:
 
 
 class _Conflict(Exception):
-    """The ConfigMap has another version than the one that this process knows."""
+    """The ConfigMap has another resourceVersion than this process knows: it was changed by another program."""

@@ -41,15 +41,15 @@ create table if not exists story (
 
 
 class SQLiteJournal:
-    """A journal in one SQLite file, on a local disk or a volume. One writer, any number of readers."""
+    """A journal in one SQLite file, on a local disk or a volume. One process writes it, any number may read it."""
 
     folds_itself = False
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Open the file, or make it unless `read_only`.
+        """Open the file. If it does not exist, make it, unless `read_only`.
 
         Raises:
-            JournalError: the file cannot be opened now.
+            JournalError: the file cannot be opened now, or does not exist.
             JournalDamaged: the file is no journal, or one of another format.
         """
         self._path = path
@@ -78,7 +78,7 @@ class SQLiteJournal:
             raise JournalDamaged(f"the journal {self._path} has format {known}, and this version reads format {FORMAT}")
 
     def load(self) -> History | None:
-        """All that was written before. A damaged journal is refused as a whole and left unchanged."""
+        """The snapshot and the events since; None if there is none. Raises `JournalDamaged` if any of it is damaged."""
         with self._clear_words("read"):
             row = self._db.execute("select at, state, crc from snapshot").fetchone()
             if row is None:

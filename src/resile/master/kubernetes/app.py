@@ -43,11 +43,11 @@ log = logging.getLogger("resile.master")
 
 FIELD_MANAGER = "resile-master"
 START_SECONDS = Seconds(60.0)
-"""How long a new master waits for the API server before it ends; the operator starts another."""
+"""How long a new master waits for the API server before it ends. Then the operator starts another master."""
 
 
 class NoJob(Exception):
-    """The job does not exist, or cannot be read or run; the text is one sentence."""
+    """Raised if the job does not exist, or cannot be read or run; the text is one sentence."""
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     kind: JobKind
     advertise: str = ""
-    """`host:port`, for a master outside the cluster; the master's Service unless given."""
+    """The `host:port` where pods reach a master outside the cluster. If empty, pods use the master's Service."""
 
 
 async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: ClusterOptions) -> bool:
@@ -127,7 +127,7 @@ async def _until_deleted(
 
 
 async def _still_there(where: ClusterOptions, client: Client, metadata: Object) -> Object | None:
-    """The job if it exists after all, else None. Asked before the end, since a starting API server may list nothing."""
+    """Get the job once more; None if it was deleted. A list is no proof: a starting API server may list nothing."""
     found = await until_answered(
         "whether the job was deleted cannot be asked",
         lambda: client.get_same(of(where.kind), metadata["namespace"], metadata["name"], metadata["uid"]),
@@ -141,7 +141,7 @@ def _must_not_end(serving: Serving, task: asyncio.Task[None]) -> None:
 
 
 async def _find(client: Client, where: ClusterOptions) -> tuple[Object, str]:
-    """The job's resource, and why it must have been served before, as `ConfigMapJournal` takes it."""
+    """The job's resource, and how it is known that the job had a master before (`served` of `ConfigMapJournal`)."""
     found = await until_answered(
         "the job cannot be read",
         lambda: client.get(of(where.kind), where.namespace, where.job),
@@ -162,7 +162,7 @@ async def _find(client: Client, where: ClusterOptions) -> tuple[Object, str]:
 
 
 def _spec_of(kind: JobKind, found: Object, journal: ConfigMapJournal) -> JobSpec:
-    """The job of the manifest, or that of the journal if the manifest is invalid."""
+    """The job as its manifest describes it, or as the journal has it if the manifest is invalid; `NoJob` if neither."""
     try:
         return kind.to_job_spec(read_manifest(found))
     except BadManifest as bad:

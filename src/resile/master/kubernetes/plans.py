@@ -30,12 +30,12 @@ from resile.master.app import Serving
 log = logging.getLogger("resile.master")
 
 LAST_SECONDS = Seconds(5.0)
-"""How long a master that ends tries to write the ends of plans."""
+"""How long a master that ends tries to write the status of plans that have ended."""
 INVALID_PLAN, NOT_SUPPORTED, REFUSED = "InvalidPlan", "NotSupported", "Refused"
 
 
 class PlanWatch:
-    """Watches the plans of one kind in the namespace and executes those that are orders to this job, oldest first."""
+    """Watches the plans of one kind in the job's namespace, and executes those for this job, oldest first."""
 
     def __init__(self, kind: PlanKind, spec: JobSpec, client: Client, serving: Serving) -> None:
         self._kind = kind
@@ -45,12 +45,12 @@ class PlanWatch:
         self._new: list[Object] = []
         self._met: set[str] = set()
         self._open: dict[str, Object] = {}
-        """Plans that the core has granted and whose end is not written yet."""
+        """By uid: plans that the core has granted and whose end is not in their status yet."""
         self._changed = asyncio.Event()
         serving.events.observers.append(self._changed.set)
 
     async def run(self) -> None:
-        """Execute plans until cancelled; then write the ends that have come, within `LAST_SECONDS`."""
+        """Execute plans until cancelled; then write the status of those that have ended, within `LAST_SECONDS`."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch())
@@ -99,9 +99,9 @@ class PlanWatch:
     # what is done ---------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """Execute new plans, but no more at a time than the core remembers the ends of.
+        """Execute new plans, but at most `MAX_PLAN_ENDS` at a time: the core remembers the ends of so many plans.
 
-        A plan whose end the core forgot before it was written would be executed again.
+        If the core forgot the end of a plan before it is in the plan's status, the plan would be executed again.
         """
         while True:
             await self._changed.wait()
@@ -154,7 +154,7 @@ class PlanWatch:
                 self._open.pop(uid, None)
 
     async def _tell(self, plan: Object, phase: PlanPhase, reason: str, message: str) -> None:
-        """Write a plan's status, and try again until it is written or the plan is gone."""
+        """Write a plan's status, and try again until the status is written or the plan is gone."""
         plan["status"] = status = self._kind.write_status(plan, phase, reason, message, self._serving.events.now)
         name = plan["metadata"]["name"]
         log.info("%s %s: %s%s", self._kind.definition.kind, name, phase.value, f": {message}" if message else "")
@@ -172,7 +172,7 @@ class PlanWatch:
 
 
 def _age(plan: Object) -> tuple[str, int]:
-    """Sort key: the time of creation, and within a second the version, which grows with every write."""
+    """A sort key: when the plan was created, and within a second its resourceVersion, which grows with every write."""
     metadata = plan["metadata"]
     version = str(metadata.get("resourceVersion") or "")
     return str(metadata.get("creationTimestamp")), int(version) if version.isdecimal() else 0

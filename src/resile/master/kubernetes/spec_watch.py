@@ -29,20 +29,20 @@ from resile.protocol.job_changes import Change, Scale, Suspend
 log = logging.getLogger("resile.master")
 
 LAST_SEEN = "wanted"
-"""The journal's key for the `WantedSpec` that was last acted upon."""
+"""The key under which the journal remembers the `WantedSpec` that the master last acted upon."""
 REFUSED = "ScaleRefused"
-"""The reason in the status of a job whose change the core does not grant."""
+"""The reason in the status of a job if the core refuses a change of its spec."""
 
 
 class WantedSpec(msgspec.Struct, frozen=True):
-    """The part of a job that may change while it runs."""
+    """The part of a job's spec that users may change while the job runs."""
 
     replicas: dict[str, int]
     suspend: bool
 
 
 def wanted(kind: JobKind, job: Object) -> WantedSpec:
-    """The part of a job's resource that may change; raises `BadManifest` if the resource is invalid."""
+    """Read from a job's resource what may change while the job runs; raises `BadManifest` if it is invalid."""
     spec = kind.to_job_spec(read_manifest(job))
     return WantedSpec({role: declared.replicas for role, declared in spec.roles.items()}, spec.suspend)
 
@@ -56,7 +56,7 @@ class SpecWatch:
         journal: ConfigMapJournal,
         seen: Callable[[Object, str, str], None],
     ) -> None:
-        """`seen` is called with each version of the resource after acting on it, or with its error and a reason."""
+        """Prepare. `run` passes each state of the resource to `seen`, with an error (empty if none) and its reason."""
         self._spec = spec
         self._kind = registry.job_kind(spec.kind)
         self._client = client
@@ -66,7 +66,7 @@ class SpecWatch:
         self._refused = ""
 
     async def run(self, job: Object) -> None:
-        """Act on `job`, then on every change; return when the job was deleted."""
+        """Ask the core for what `job`, and then every change of it, wants; return when the job was deleted."""
         known = self._journal.recall(LAST_SEEN)
         before = msgspec.json.decode(known, type=WantedSpec) if known else None
         if before is None and self._serving.fresh:

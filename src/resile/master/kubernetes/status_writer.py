@@ -27,15 +27,15 @@ from resile.master.kubernetes.job_status import difference, status_of
 log = logging.getLogger("resile.master")
 
 STATUS_SECONDS = Seconds(1.0)
-"""Seconds between two writes of the status."""
+"""The least seconds between two writes of the status."""
 STEPS_SECONDS = Seconds(10.0)
-"""The same if only the steps have changed: a write costs the API server more than a step is worth."""
+"""The least seconds between two writes if only progress or goodput has changed: each write loads the API server."""
 LAST_SECONDS = Seconds(5.0)
 """How long a master that ends tries to write the last status and Events."""
 EVENTS_AT_ONCE = 50
 EVENTS_PER_SECOND = 5.0
 EVENTS_WAITING = 500
-"""How many Events may wait to be written. More are left out; the job's story has them all."""
+"""How many Events may wait to be written. Further ones are not written; the job's story has them all."""
 _GAUGES = {"progress": {"step", "total", "speed"}, "goodput": set[str]()}
 
 
@@ -43,7 +43,7 @@ class StatusWriter:
     def __init__(
         self, spec: JobSpec, client: Client, serving: Serving, job: Object, hindrance: Callable[[NodeKey], str]
     ) -> None:
-        """Prepare; `run` writes. `job` is the present resource, `hindrance` says why a pending node cannot start."""
+        """Prepare; only `run` writes. `job` is the present resource; `hindrance` says why a node cannot start."""
         self._spec = spec
         self._kind = of(registry.job_kind(spec.kind))
         self._client = client
@@ -57,7 +57,7 @@ class StatusWriter:
         self._changed.set()
         self._notes: asyncio.Queue[tuple[str, float, Note]] = asyncio.Queue(EVENTS_WAITING)
         self._in_hand: tuple[str, float, Note] | None = None
-        """The Event that is being written. A master that ends writes it again, since it may not have arrived."""
+        """The Event that is being written. A master that ends writes it once more, since that write may have failed."""
         self._left_out = 0
         self._generation = 0
         self._error = self._reason = ""
@@ -66,7 +66,7 @@ class StatusWriter:
         serving.events.observers.append(self._changed.set)
 
     def seen(self, job: Object, error: str = "", reason: str = "") -> None:
-        """Note a version of the job's resource that was acted upon, or whose `error` the status is to show."""
+        """Note the newest state of the job's resource; with an `error`, the status says that its change is not made."""
         self._error, self._reason = error, reason
         if not error:
             self._generation = int(job["metadata"].get("generation") or 0)
@@ -80,7 +80,7 @@ class StatusWriter:
             self._left_out += 1
 
     async def run(self) -> None:
-        """Write until cancelled; then write all that is left, within `LAST_SECONDS`."""
+        """Write the status and Events until cancelled; then write the last ones within `LAST_SECONDS`."""
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._keep_status())
@@ -139,7 +139,7 @@ class StatusWriter:
             return False
 
     def _complaint(self) -> dict[str, str]:
-        """The fields `reason` and `message` for an unwritable journal or an invalid resource; empty without either."""
+        """The status fields `reason` and `message` for an unwritable journal or a refused change; empty if neither."""
         trouble = self._serving.events.trouble
         if trouble is not None:
             reason = JOURNAL_GONE if isinstance(trouble, JournalGone) else "JournalNotWritten"
@@ -171,7 +171,7 @@ class StatusWriter:
 
 
 def _only_gauges(patch: Object) -> bool:
-    """True if a patch changes only the gauges of training."""
+    """True if a patch of the status changes only step, total, speed and goodput."""
     return all(
         field in _GAUGES and (not isinstance(value, dict) or set(value) <= _GAUGES[field])
         for field, value in patch.items()

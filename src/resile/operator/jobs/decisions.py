@@ -29,7 +29,7 @@ DELETED = "its pod was deleted"
 
 
 class Reason(enum.StrEnum):
-    """The reasons in a status and in Events. Programs can rely on them."""
+    """The reasons that the operator writes to a job's status and Events. They are stable, for use by programs."""
 
     CREATED = "JobCreated"
     MASTER_CREATED = "MasterCreated"
@@ -46,34 +46,34 @@ class Reason(enum.StrEnum):
 
 
 PASSING = (Reason.MASTER_STARTING, Reason.MASTER_LOST, Reason.MASTER_CANNOT_START)
-"""Reasons that the operator writes for a job without a master, and removes when the master runs."""
+"""Reasons that the operator writes to the status of a job without a master, and removes when the master runs."""
 
 
 class Restarts(msgspec.Struct, frozen=True):
-    """How often masters of one job were started in a row because each ended soon after its start."""
+    """Counts how many masters of one job were started in a row because each ended soon after its start."""
 
     starts: int = 0
     last: float | None = None
     """When the newest master was started."""
     index: int = -1
-    """The number of the newest master among all that the job has had, from 0."""
+    """The number of the job's newest master. The first master has number 0; -1 if there was none."""
 
     def started(self, now: float, index: int) -> Restarts:
         return Restarts(self.starts + 1, now, index)
 
     def pause(self, now: float) -> Seconds:
-        """How long to wait before the next start."""
+        """How long to wait from `now` before the next master is started."""
         pause = intervals.START_BACKOFF.after(self.starts - intervals.FREE_STARTS + 1)
         return Seconds(max(0.0, self.last + pause - now)) if pause and self.last is not None else Seconds(0.0)
 
     def after(self, now: float) -> Restarts:
-        """The restarts after the newest master has ended: counted anew if it lived for `intervals.HEALTHY`."""
+        """The count to go on with when the newest master has ended: 0 if that master lived for `intervals.HEALTHY`."""
         healthy = self.last is not None and now - self.last > intervals.HEALTHY
         return Restarts(0, None, self.index) if healthy else self
 
 
 class SetStatus(msgspec.Struct, frozen=True):
-    """Write the status; with `phase` None, only its reason and message."""
+    """Write phase, reason and message to the job's status; if `phase` is None, the phase stays."""
 
     phase: JobPhase | None
     reason: str
@@ -87,7 +87,7 @@ class EmitEvent(msgspec.Struct, frozen=True):
 
 
 class Provision(msgspec.Struct, frozen=True):
-    """Make the objects that a master needs besides its pod."""
+    """Make the objects that a master needs besides its pod, such as its Service and Secrets."""
 
 
 class StartMaster(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ class StartMaster(msgspec.Struct, frozen=True):
 
 
 class RemoveMaster(msgspec.Struct, frozen=True):
-    """Remove the pod with this uid, so that the master's name is free."""
+    """Remove the master's pod with this uid, so that the next master can have its name."""
 
     uid: str
 
@@ -107,14 +107,14 @@ class RemovePods(msgspec.Struct, frozen=True):
 
 
 class StopNodes(msgspec.Struct, frozen=True):
-    """Remove the nodes that still run: no master will tell them to end."""
+    """Remove the pods of nodes that still run, since the job has no master that could end them."""
 
 
 Action = SetStatus | EmitEvent | Provision | StartMaster | RemoveMaster | RemovePods | StopNodes
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Actions to execute in order, and in how many seconds to reconcile again even if nothing changes."""
+    """Actions to execute in order. After `again` seconds, if given, the job is reconciled even if nothing changes."""
 
     actions: tuple[Action, ...] = ()
     again: Seconds | None = None
@@ -124,16 +124,16 @@ class ObservedJob(msgspec.Struct, frozen=True, kw_only=True):
     kind: JobKind
     job: Object
     pod: Object | None = None
-    """The pod with the master's name."""
+    """The pod that has the master's name, perhaps that of an earlier job; None if there is no such pod."""
     provisioned: bool = False
-    """True if the objects that a master needs existed within the last `intervals.RECHECK`."""
+    """True if the objects that a master needs were made or found within the last `intervals.RECHECK`."""
     restarts: Restarts = Restarts()
     pods_removed: bool = False
-    """True if `RemovePods` was executed."""
+    """True if `RemovePods` was executed for this job."""
 
     @property
     def phase(self) -> JobPhase | None:
-        """The phase in the job's status; None if it has none or this version does not know it."""
+        """The phase in the job's status; None if there is none, or one that this version of resile does not know."""
         return self.kind.phase_of(self.job)
 
     @property
@@ -144,7 +144,7 @@ class ObservedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(seen: ObservedJob, spec: JobSpec | BadManifest, now: float) -> Decision:
-    """Decide about a job; `spec` is the job of its manifest, or the manifest's errors."""
+    """Decide what to do about a job; `spec` is what its manifest describes, or the errors of the manifest."""
     job = seen.job
     if job["metadata"].get("deletionTimestamp"):
         return Decision()  # Kubernetes removes everything with it
@@ -176,7 +176,7 @@ def decide(seen: ObservedJob, spec: JobSpec | BadManifest, now: float) -> Decisi
 
 
 def phase_without_master(phase: JobPhase | None) -> JobPhase | None:
-    """The phase to write for a job whose master cannot start: Pending, or None if the job was further already."""
+    """The phase to write for a job whose master cannot start: Pending, or None to keep a later phase."""
     return JobPhase.PENDING if phase in (None, JobPhase.CREATED, JobPhase.PENDING) else None
 
 
@@ -191,7 +191,7 @@ def _invalid(seen: ObservedJob, bad: BadManifest) -> Decision:
 
 
 def _without_master(seen: ObservedJob, phase: JobPhase | None, lost: str, now: float) -> Decision:
-    """Start a master at once, or after a pause if masters keep ending."""
+    """Start a master at once, or after a pause if masters keep ending; `lost` says how the previous master ended."""
     restarts = seen.restarts.after(now)
     first = phase in (None, JobPhase.CREATED, JobPhase.FAILED) and restarts.index < 0
     actions: list[Action] = []
@@ -210,7 +210,7 @@ def _without_master(seen: ObservedJob, phase: JobPhase | None, lost: str, now: f
 
 
 def _with_master(seen: ObservedJob, phase: JobPhase | None, pod: Object) -> Decision:
-    """Write the phase of a job whose master's pod starts or runs."""
+    """Write the status of a job whose master's pod starts or runs, and why it cannot start, if so."""
     reason, _ = seen.says
     actions: list[Action] = [] if seen.provisioned and reason != JOURNAL_GONE else [Provision()]
     if (pod.get("status") or {}).get("phase") == "Running":
@@ -242,7 +242,7 @@ def _leaving(pod: Object, now: float) -> Decision:
 
 
 def _blocked(seen: ObservedJob, phase: JobPhase | None, pod: Object, now: float) -> Decision:
-    """Wait while another pod has the master's name. Kubernetes removes it if it belongs to an earlier job."""
+    """Wait while a pod of another owner has the master's name. Kubernetes removes the pod of an earlier job."""
     created = SetStatus(JobPhase.CREATED, Reason.CREATED, "the job was accepted and gets its master")
     born = moment(seen.job["metadata"].get("creationTimestamp", "")) or now
     if now - born < intervals.MAKE_ROOM:
@@ -253,7 +253,7 @@ def _blocked(seen: ObservedJob, phase: JobPhase | None, pod: Object, now: float)
 
 
 def _finished(over: MasterEnd) -> tuple[Action, ...]:
-    """Write the end of a job whose master ended for good without writing it."""
+    """Write to the job's status that the job is over, since its master's exit code `over` says so."""
     if over.exit_code == JOB_SUCCEEDED:
         message = "the master ended with success"
         return SetStatus(JobPhase.SUCCEEDED, Reason.SUCCEEDED, message), EmitEvent(Reason.SUCCEEDED, message)
@@ -277,12 +277,12 @@ def _ended(seen: ObservedJob, now: float) -> Decision:
 
 
 def ttl_of(annotations: Mapping[str, str]) -> Seconds | None:
-    """How long the pods of an ended job stay; None means for ever, also if the annotation is no time."""
+    """How long the pods of an ended job stay, by its annotation; None (for ever) if that is missing or no time."""
     return duration(annotations.get(intervals.TTL_ANNOTATION, ""))
 
 
 def _restarts(seen: ObservedJob) -> Restarts:
-    """The restarts up to the present pod. If an earlier operator started it, they are read from the pod."""
+    """The count of restarts up to the present pod; read from that pod if an earlier operator process started it."""
     labels = (seen.pod or {}).get("metadata", {}).get("labels") or {}
     known = seen.kind.master_index_of(labels)
     if seen.restarts.last is not None:
@@ -292,7 +292,7 @@ def _restarts(seen: ObservedJob) -> Restarts:
 
 
 def _say(seen: ObservedJob, phase: JobPhase | None, reason: Reason, message: str) -> tuple[SetStatus, ...]:
-    """The action that writes this status, or none if the job has it already."""
+    """The action that writes this status; no action if the job has this status already."""
     there = seen.says == (reason, message) and phase in (None, seen.phase)
     return () if there else (SetStatus(phase, reason, message),)
 

@@ -25,7 +25,7 @@ from resile.platform.kubernetes.pods import TRUSTED
 _RBAC = "rbac.authorization.k8s.io"
 TOKEN_BYTES = 32
 RESTORES = "resile.restores"
-"""Annotation of a Secret that was made again with the same content: the uid of the first such Secret."""
+"""Annotation of a Secret that was deleted and made again with the same content: the uid of the first one."""
 
 
 def owner(job: JobSpec) -> Object:
@@ -33,7 +33,7 @@ def owner(job: JobSpec) -> Object:
 
 
 def applied(job: JobSpec) -> list[tuple[Kind, Object]]:
-    """Objects whose content follows from the job, so that every provision can apply them again."""
+    """The objects whose content follows from the job alone, so that they can be applied again and again."""
     kind = registry.job_kind(job.kind)
     name = kind.master_name(job.name)
     return [
@@ -44,7 +44,7 @@ def applied(job: JobSpec) -> list[tuple[Kind, Object]]:
 
 
 def binding(job: JobSpec) -> Object:
-    """The RoleBinding of the master. Its Role must exist: Kubernetes checks that the operator has the Role's rights."""
+    """The RoleBinding of the master. Make its Role first: Kubernetes checks that the operator has the Role's rights."""
     kind = registry.job_kind(job.kind)
     name = kind.master_name(job.name)
     return {
@@ -55,7 +55,7 @@ def binding(job: JobSpec) -> Object:
 
 
 def key_pair(job: JobSpec) -> Object:
-    """The Secret that only the master mounts, with a new key. It is made once and never written again."""
+    """A Secret with a new key and certificate, which only the master mounts. An existing one is never overwritten."""
     kind = registry.job_kind(job.kind)
     pair = new_pair(kind, job.name, job.namespace)
     data = {TLS_CERTIFICATE: _encoded(pair.certificate), TLS_KEY: _encoded(pair.key)}
@@ -64,29 +64,29 @@ def key_pair(job: JobSpec) -> Object:
 
 
 def new_pair(kind: JobKind, job: str, namespace: str) -> Pair:
-    """A new key, and a self-signed certificate with all names of the master's Service; nodes ask for the first.
+    """A new key, and a self-signed certificate with all names of the master's Service; nodes check the first name.
 
-    It is valid for longer than any job runs, so that it need not be renewed.
+    The certificate is valid for longer than any job runs, so that it need not be renewed.
     """
     host, name = kind.master_host(job, namespace), kind.master_name(job)
     return self_signed(name, [host, f"{host}.cluster.local", f"{name}.{namespace}", name])
 
 
 def credentials(job: JobSpec, pair: Object) -> Object:
-    """The Secret that every node mounts: a new token, which is made once, and the certificate of the key pair."""
+    """A Secret with a new token and the certificate in the Secret `pair`, which every node mounts."""
     token = _encoded(secrets.token_urlsafe(TOKEN_BYTES).encode())
     secret = _object(job, "v1", "Secret", registry.job_kind(job.kind).token_secret(job.name))
     return {**secret, "type": "Opaque", "data": {TOKEN: token, TRUSTED: certificate(pair)}}
 
 
 def trusting(credentials: Object, pair: Object) -> Object:
-    """The patch that puts the certificate of the key pair into the nodes' Secret; refused if that Secret is gone."""
+    """What to apply to give the Secret `credentials`, and none with another uid, the certificate of `pair`."""
     metadata = {field: credentials["metadata"][field] for field in ("name", "namespace", "uid")}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {TRUSTED: certificate(pair)}}
 
 
 def again(new: Object, before: Object) -> Object:
-    """The Secret `new` with the content of `before`, which was deleted, and with its identity as an annotation."""
+    """The Secret `new` with the content of the deleted Secret `before`, and the identity of `before` as annotation."""
     return {
         **new,
         "metadata": {**new["metadata"], "annotations": {RESTORES: identity(before)}},
@@ -95,7 +95,7 @@ def again(new: Object, before: Object) -> Object:
 
 
 def identity(secret: Object) -> str:
-    """A name for the content of a Secret that reveals nothing of it: the uid of the first Secret with that content."""
+    """A name for the content of a Secret that does not reveal it: the uid of the first Secret with this content."""
     metadata = secret["metadata"]
     return str((metadata.get("annotations") or {}).get(RESTORES) or metadata["uid"])
 
@@ -105,12 +105,12 @@ def certificate(pair: Object) -> str:
 
 
 def trusted(credentials: Object) -> str:
-    """The certificate that nodes trust; empty if the job began before resile had certificates."""
+    """The certificate in the nodes' Secret; empty if the job began before resile had certificates."""
     return str((credentials.get("data") or {}).get(TRUSTED, ""))
 
 
 def journal(job: JobSpec) -> Object:
-    """The empty ConfigMap of the journal. Only the master writes it."""
+    """The ConfigMap of the journal, empty. From then on only the master writes it."""
     return _object(job, "v1", "ConfigMap", registry.job_kind(job.kind).master_name(job.name))
 
 

@@ -21,24 +21,24 @@ SECRETS = "/var/run/secrets/resile"
 TLS = "/var/run/secrets/resile-tls"
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 TOKEN = "token"
-"""The key of the job's token in its Secret, and the name of its file."""
+"""The key of the job's token in the nodes' Secret, and the name of the token's file in a pod."""
 TLS_CERTIFICATE, TLS_KEY = "tls.crt", "tls.key"
-"""The same for the master's certificate and its key, by Kubernetes' names."""
+"""The keys and file names of the master's certificate and of its private key, as Kubernetes names them."""
 
 SECRETS_ANNOTATION = "resile.secrets"
-"""Names the Secrets that the master was started with, so that a master with an old token or key is recognised."""
+"""Annotation of the master's pod: the identities of its Secrets. They show whether its token and key are old."""
 
 USER = 65532
 TOKEN_LIFE = 3607
-"""Seconds: Kubernetes' own choice for the tokens that it mounts."""
+"""For how many seconds a ServiceAccount's token is valid; the same as for tokens that Kubernetes mounts itself."""
 
 _NOT_COPIED = ("kubectl.kubernetes.io/last-applied-configuration",)
 _BY = {"env": "name", "volumeMounts": "mountPath", "ports": "containerPort", "volumes": "name"}
-"""Lists whose items are identified by a field. An item of the template replaces ours with the same value of it."""
+"""Lists of a pod spec, and the field that identifies their items. A template's item replaces ours with that value."""
 
 
 def master_pod(job: JobSpec, image: str, index: int, owner: Object, secrets: Sequence[str] = ()) -> Object:
-    """The pod of the job's master number `index`; `secrets` are the identities of the Secrets that it mounts."""
+    """The manifest of the job's master number `index`; `secrets` are the identities of the Secrets that it mounts."""
     kind = registry.job_kind(job.kind)
     name = kind.master_name(job.name)
     given = job.master or RoleSpec(replicas=1)
@@ -103,7 +103,7 @@ def _spec(job: JobSpec, image: str) -> Object:
 
 
 def _account() -> list[Object]:
-    """The sources of a ServiceAccount's volume, with a token that Kubernetes renews."""
+    """The sources of the volume with the files of a ServiceAccount; Kubernetes renews its token."""
     namespace = {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}
     return [
         {"serviceAccountToken": {"path": TOKEN, "expirationSeconds": TOKEN_LIFE}},
@@ -144,7 +144,7 @@ def _container(job: JobSpec, image: str) -> Object:
 
 
 def _laid_over(given: RoleSpec) -> Object:
-    """The template's pod spec, with the role's scheduler and priority."""
+    """The pod spec of the role's template; the role's scheduler and priority are added if the template has none."""
     spec = dict(given.template.get("spec") or {})
     if given.batch_scheduler:
         spec.setdefault("schedulerName", given.batch_scheduler)
@@ -154,7 +154,7 @@ def _laid_over(given: RoleSpec) -> Object:
 
 
 def _merged(ours: Object, theirs: Object) -> Object:
-    """The pod spec `ours` with the template `theirs` laid over it. Further containers of the template are added."""
+    """The pod spec `ours`, in which fields of the template `theirs` replace ours. Its other containers are added."""
     main = main_container({"spec": theirs})
     containers = [
         _merged_container(ours["containers"][0], main),
@@ -183,7 +183,7 @@ def _unless_tolerated(tolerations: list[Object], theirs: Object) -> list[Object]
 
 
 def _over(ours: Any, theirs: Any, field: str = "") -> Any:
-    """Lay `theirs` over `ours`: mappings by key, lists of `_BY` by item, all else as a whole. None changes nothing."""
+    """Replace values of `ours` by those of `theirs`: in mappings by key, in lists of `_BY` by item. None keeps ours."""
     if theirs is None:
         return ours
     if isinstance(ours, dict) and isinstance(theirs, dict):

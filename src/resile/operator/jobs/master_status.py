@@ -10,14 +10,14 @@ from resile.kube.kinds import Object
 from resile.kube.pod_status import Obstacle, main_container_end, start_failure
 
 LONGEST_SENTENCE = 400
-"""Most characters of a message in a status, which users read in a table."""
+"""The most characters of a message in a status: users read it in a table."""
 
 
 class MasterEnd(msgspec.Struct, frozen=True):
     exit_code: int | None
-    """The exit code of the master's container; None if the pod has none, as evicted pods."""
+    """The exit code of the master's container; None if the pod has none, such as an evicted pod."""
     why: str
-    """Half a sentence: `exit code 1 (…)`, `Evicted: …`."""
+    """Why the master ended, in half a sentence: `exit code 1 (…)`, `Evicted: …`."""
 
 
 def why_master_cannot_start(pod: Object) -> str:
@@ -34,7 +34,7 @@ def why_master_cannot_start(pod: Object) -> str:
 
 
 def master_end(pod: Object) -> MasterEnd | None:
-    """How a master ended, or None if it has not. Other containers of its pod do not count."""
+    """How the master in `pod` ended; None if it has not ended. Other containers of the pod do not count."""
     status = pod.get("status") or {}
     phase = status.get("phase")
     if phase in ("Succeeded", "Failed") and status.get("reason"):

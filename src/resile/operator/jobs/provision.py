@@ -28,17 +28,17 @@ Secrets = Mapping[str, Object]
 class Provisioned(msgspec.Struct, frozen=True):
     secrets: Secrets
     restored: tuple[str, ...] = ()
-    """Secrets that were gone and were made again with the same content."""
+    """The names of Secrets that were gone and were made again with the same content."""
     replaced: tuple[str, ...] = ()
-    """Secrets that were made with new content, while a master or nodes may have an older one."""
+    """The names of Secrets that were made with new content; a running master or nodes may have older content."""
 
 
 async def provision(client: Client, job: JobSpec, known: Secrets) -> Provisioned:
-    """Make all objects that do not exist; `known` are the job's Secrets as they were last seen.
+    """Make all objects that the job's master needs and lacks. Missing Secrets get their content from `known`, if there.
 
     Raises:
         TryAgain: an object of an earlier job of this name is still there.
-        KubeError: the API server does not answer, or refuses.
+        KubeError: the API server does not answer, or refuses a call.
     """
     provisioned, *_ = await together(
         _secrets(client, job, known),
@@ -51,9 +51,9 @@ async def provision(client: Client, job: JobSpec, known: Secrets) -> Provisioned
 
 
 def outdated(pod: Object, provisioned: Provisioned) -> tuple[str, ...]:
-    """The Secrets whose content has changed since a master's pod was made.
+    """The names of the Secrets whose content has changed since a master's pod was made.
 
-    The pod of an older operator does not name its Secrets. Then these are the Secrets that were replaced now.
+    If the pod does not name its Secrets (an older operator made it), these are the Secrets that were replaced just now.
     """
     noted = (pod["metadata"].get("annotations") or {}).get(SECRETS_ANNOTATION)
     if not noted:
@@ -63,7 +63,7 @@ def outdated(pod: Object, provisioned: Provisioned) -> tuple[str, ...]:
 
 
 async def together(*requests: Awaitable[Any]) -> list[Any]:
-    """Run all requests to their ends, and return their answers or raise the first error."""
+    """Run all requests at once, wait until all have ended, and return their answers or raise the first error."""
     outcomes = await asyncio.gather(*requests, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -72,7 +72,7 @@ async def together(*requests: Awaitable[Any]) -> list[Any]:
 
 
 async def _secrets(client: Client, job: JobSpec, known: Secrets) -> Provisioned:
-    """Make the master's key pair, and the credentials of the nodes, which hold its certificate."""
+    """Make the master's Secret with its key pair, and the nodes' Secret, which has the certificate of that pair."""
     pair, pair_made = await _secret(client, master_objects.key_pair(job), job, known)
     given, given_made = await _secret(client, master_objects.credentials(job, pair), job, known)
     trusted = master_objects.trusted(given)
@@ -95,7 +95,7 @@ async def _secret(client: Client, new: Object, job: JobSpec, known: Secrets) -> 
 
 
 async def _make_once(client: Client, kind: Kind, item: Object, job: JobSpec) -> tuple[Object, bool]:
-    """Make an object unless it exists, and return it and True if it was made."""
+    """Make an object unless it exists. Returns the object, and True if it was made now."""
     namespace, name = job.namespace, item["metadata"]["name"]
     made = await client.create(kind, item)
     if made is not None:

@@ -50,21 +50,21 @@ from resile.operator.workqueue import TryAgain
 log = logging.getLogger("resile.operator")
 
 REFUSED = (BAD_REQUEST, FORBIDDEN, INVALID)
-"""The API server understood, and will answer the same until the manifest, a quota or a policy changes."""
+"""HTTP codes of refusals that stay the same until the job's manifest, a quota or a policy is changed."""
 
 
 class _Memory(msgspec.Struct):
-    """The reconciler's memory of one job. A new operator starts without it."""
+    """What the reconciler remembers of one job. It is lost when the operator process ends."""
 
     uid: str
     restarts: Restarts = Restarts()
     provisioned: float | None = None
     """When the objects that a master needs were last made or found."""
     secrets: Secrets = {}
-    """The job's Secrets at that time."""
+    """The job's Secrets when they were last made or found."""
     pods_removed: bool = False
     read_from: object = None
-    """The version that `spec` was read from. Reading costs a millisecond, and a job's status changes all the time."""
+    """Generation, annotations and labels that `spec` was read from. While they stay the same, it is not read again."""
     spec: JobSpec | BadManifest | None = None
     usable: JobSpec | None = None
     """The newest `spec` without an error."""
@@ -94,7 +94,7 @@ class JobReconciler:
         self._deletions = asyncio.Semaphore(intervals.DELETIONS)
 
     async def reconcile(self, key: Key) -> Seconds | None:
-        """Execute the decisions about a job. Returns in how many seconds to reconcile it again, or None."""
+        """Execute the decisions about a job. Returns after how many seconds to do so again; None: only on a change."""
         job = self._jobs.get(key)
         if job is None:
             self._memories.pop(key, None)
@@ -135,7 +135,7 @@ class JobReconciler:
         return memory.spec
 
     async def _act(self, action: Action, job: Object, spec: JobSpec, memory: _Memory) -> Object:
-        """Execute one action and return the job as it is afterwards."""
+        """Execute one action and return the job's resource as it is afterwards."""
         match action:
             case SetStatus():
                 return await self._set_status(job, action)
@@ -176,7 +176,7 @@ class JobReconciler:
             raise
 
     async def _compare_secrets(self, job: Object, provisioned: Provisioned) -> None:
-        """Write Events about Secrets that were gone. If one has new content, remove the master, which has the old."""
+        """Write Events about Secrets that were gone. If one has new content, remove the master, which uses the old."""
         for name in provisioned.restored:
             sentence = f"the Secret {name} was gone; it was made again as it was"
             await self._emit(job, Reason.SECRET_RESTORED, sentence, warning=True)
@@ -213,7 +213,7 @@ class JobReconciler:
         await self._emit(job, reason, short(sentence), warning=bool(action.lost))
 
     async def _refused(self, job: Object, error: KubeError) -> None:
-        """Write why the API server refuses a master's pod: a quota, a policy, a template that makes no sense."""
+        """Write to status and Events why the API server refuses a master's pod: a quota, a policy, a wrong template."""
         message = short(f"the master's pod cannot be created: {error}")
         if self._kind.report_of(job).message != message:
             phase = phase_without_master(self._kind.phase_of(job))
