@@ -64,7 +64,7 @@ class Changed(NamedTuple):
 async def list_and_watch(
     client: Client, watched: Watched, *, since: str = "", patience: Seconds | None = None, relist: Seconds | None = None
 ) -> AsyncGenerator[Listed | Changed, None]:
-    """Yield all objects as `Listed`, then each change, without end. If changes may be missed, yield `Listed` again.
+    """Yield all objects as `Listed`, then each change, without end. After missed changes, yield `Listed` again.
 
     Args:
         client: of the API server.

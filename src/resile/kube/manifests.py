@@ -12,7 +12,7 @@ _METADATA = ("name", "namespace", "uid", "labels", "annotations")
 
 
 def read_object(item: Object) -> Resource:
-    """Read a resource of a registered kind; ignore unknown fields, which a newer API server may have added.
+    """Read a resource of a registered kind; ignore its status and metadata that Kubernetes or a program has added.
 
     Raises:
         BadManifest: with all errors of the manifest.

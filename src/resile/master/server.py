@@ -23,7 +23,7 @@ from resile.wire.frames import encode
 log = logging.getLogger("resile.master")
 
 Answerer = Callable[[Command, Callable[[Result], None]], None]
-"""Executes a command, and calls the function that it is given with the result, now or later."""
+"""Executes a command, and passes the result to the callback, now or later."""
 
 
 class _AnyHello(msgspec.Struct, tag="Hello"):

@@ -37,7 +37,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 def decide_plan(kind: PlanKind, plan: Object, job: Object | None, now: float) -> Refuse | Wait | None:
-    """Decide about a plan; `job` is the job that it names, None if it does not exist. None: leave it to the master."""
+    """Decide about a plan for `job` (None if no such job exists). Returns None if the plan is left to the master."""
     if plan["metadata"].get("deletionTimestamp") or not kind.is_open(plan):
         return None
     try:

@@ -45,7 +45,7 @@ FOLD_BYTES = Bytes(128 * 1024)
 FOLD_ENTRIES = 200
 """A log with so many entries is folded into the snapshot: every write costs the API server the whole ConfigMap."""
 LARGEST = Bytes(900 * 1024)
-"""The most bytes of all values together. A ConfigMap holds 1 MiB, with their names."""
+"""The most bytes of all values together: a little less than the 1 MiB that a ConfigMap holds."""
 STORY_LINES = 300
 LOADS = 10
 """How often `load` tries to become the writer while the previous master, which still lives, writes the journal."""

@@ -16,7 +16,7 @@ from resile.core.state import JobState
 from resile.master.journal.base import History, JournalDamaged, JournalError
 
 FORMAT = 2
-"""Raised whenever old events or snapshots would be read wrongly."""
+"""The version of the journal's format. Increase it when older events or snapshots would be read wrongly."""
 
 BUSY_TIMEOUT_MS = 2000
 

@@ -141,7 +141,7 @@ def _must_not_end(serving: Serving, task: asyncio.Task[None]) -> None:
 
 
 async def _find(client: Client, where: ClusterOptions) -> tuple[Object, str]:
-    """The job's resource, and how it is known that the job had a master before (`served` of `ConfigMapJournal`)."""
+    """The job's resource, and how it is known that the job had a master before; an empty text if it is not known."""
     found = await until_answered(
         "the job cannot be read",
         lambda: client.get(of(where.kind), where.namespace, where.job),

@@ -210,7 +210,7 @@ def _without_master(seen: ObservedJob, phase: JobPhase | None, lost: str, now: f
 
 
 def _with_master(seen: ObservedJob, phase: JobPhase | None, pod: Object) -> Decision:
-    """Write the status of a job whose master's pod starts or runs, and why it cannot start, if so."""
+    """Write the status of a job whose master's pod runs, starts, or cannot start."""
     reason, _ = seen.says
     actions: list[Action] = [] if seen.provisioned and reason != JOURNAL_GONE else [Provision()]
     if (pod.get("status") or {}).get("phase") == "Running":
@@ -253,7 +253,7 @@ def _blocked(seen: ObservedJob, phase: JobPhase | None, pod: Object, now: float)
 
 
 def _finished(over: MasterEnd) -> tuple[Action, ...]:
-    """Write to the job's status that the job is over, since its master's exit code `over` says so."""
+    """Write to the job's status that the job is over, as the exit code of its master says."""
     if over.exit_code == JOB_SUCCEEDED:
         message = "the master ended with success"
         return SetStatus(JobPhase.SUCCEEDED, Reason.SUCCEEDED, message), EmitEvent(Reason.SUCCEEDED, message)

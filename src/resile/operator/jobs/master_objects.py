@@ -110,7 +110,7 @@ def trusted(credentials: Object) -> str:
 
 
 def journal(job: JobSpec) -> Object:
-    """The ConfigMap of the journal, empty. From then on only the master writes it."""
+    """The empty ConfigMap that becomes the job's journal. Only the master writes to it."""
     return _object(job, "v1", "ConfigMap", registry.job_kind(job.kind).master_name(job.name))
 
 

@@ -34,11 +34,11 @@ TOKEN_LIFE = 3607
 
 _NOT_COPIED = ("kubectl.kubernetes.io/last-applied-configuration",)
 _BY = {"env": "name", "volumeMounts": "mountPath", "ports": "containerPort", "volumes": "name"}
-"""Lists of a pod spec, and the field that identifies their items. A template's item replaces ours with that value."""
+"""Lists of a pod spec, and the field that identifies an item: a template's item replaces ours with the same value."""
 
 
 def master_pod(job: JobSpec, image: str, index: int, owner: Object, secrets: Sequence[str] = ()) -> Object:
-    """The manifest of the job's master number `index`; `secrets` are the identities of the Secrets that it mounts."""
+    """The manifest of the pod of master number `index`; `secrets` are the identities of the Secrets that it mounts."""
     kind = registry.job_kind(job.kind)
     name = kind.master_name(job.name)
     given = job.master or RoleSpec(replicas=1)

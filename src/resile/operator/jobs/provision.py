@@ -34,7 +34,7 @@ class Provisioned(msgspec.Struct, frozen=True):
 
 
 async def provision(client: Client, job: JobSpec, known: Secrets) -> Provisioned:
-    """Make all objects that the job's master needs and lacks. Missing Secrets get their content from `known`, if there.
+    """Make or correct all objects that the job's master needs. A missing Secret gets the content that `known` has.
 
     Raises:
         TryAgain: an object of an earlier job of this name is still there.

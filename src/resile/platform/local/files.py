@@ -84,7 +84,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     rank: Rank
     status: NodeStatus
     end: NodeEnd
-    """How the node ended, also if it was deleted; without values while it runs."""
+    """How the node ended, also if it was deleted; an empty `NodeEnd` while it runs."""
     log: Path
     shim_pid: int
     """0 if the shim does not run."""

@@ -38,7 +38,7 @@ _BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
 """Imports the shim, so that its compiled form is used. This folder is last in `sys.path`, to hide no library."""
 
 _RESTORED = (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
-"""Signals that a node handles by default, even if the master was started with these signals ignored."""
+"""Signals that get their default action in a node, even if the master was started with them ignored."""
 
 
 class LocalPlatform:
