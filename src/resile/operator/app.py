@@ -76,7 +76,7 @@ class Operator:
             yield
 
     async def work(self) -> int:
-        """Wait to become the leader, and reconcile until the Lease is lost. Returns the exit code of the operator."""
+        """Win the election, if there is any, and reconcile until the Lease is lost. Returns the exit code."""
         if not self._options.elect:
             await self._lead()
             return 0

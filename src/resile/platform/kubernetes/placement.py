@@ -17,7 +17,7 @@ from resile.kube.kinds import Object
 ANNOTATION = "resile.avoids"
 """Annotation of a pod with the names of the machines that `avoid` keeps it off, separated by commas."""
 NO_ROOM = Seconds(60.0)
-"""How long a pod keeps the rule of `avoid`: the 40 s that Kubernetes needs to notice a dead machine, and a reserve."""
+"""How long an unscheduled pod keeps the rule of `avoid`: 40 s until Kubernetes notices a dead machine, and more."""
 _REQUIRED, _TERMS = "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"
 
 
