@@ -22,7 +22,6 @@ class Loss(enum.StrEnum):
     TOLERATED = "tolerated"
     """The job goes on as long as enough nodes that train are left."""
     FATAL = "fatal"
-    """The job fails."""
 
 
 class RoleTraits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,8 +43,6 @@ class RoleTraits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Strategy(enum.StrEnum):
-    """How the training processes work together."""
-
     ALLREDUCE = "AllreduceStrategy"
     PARAMETER_SERVER = "ParameterServerStrategy"
     CUSTOM = "CustomStrategy"
@@ -130,7 +127,6 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def longest_exit_grace(self) -> Seconds:
-        """The longest `exit_grace` of the job's roles."""
         return max((self.exit_grace(role) for role in self.roles), default=self.timeouts.exit_grace)
 
     def role_order(self, role: str) -> int:

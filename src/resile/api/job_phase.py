@@ -19,7 +19,6 @@ class JobPhase(enum.StrEnum):
 
     @property
     def reason(self) -> str:
-        """The reason in the condition whose type is this phase, such as `JobRunning`."""
         return f"Job{self.value}"
 
     @property

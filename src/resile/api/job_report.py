@@ -27,7 +27,6 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     """The newest failure of a node or of a whole job, even if the job has recovered from it."""
 
     node: str
-    """The node's name."""
     reason: str
     """One word that programs can rely on, such as OOMKilled."""
     message: str

@@ -89,7 +89,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a job's story."""
+    """One event in the history of a job, as `resile get events` shows it."""
 
     number: int
     """Counts the job events from 1."""

@@ -41,7 +41,6 @@ def cli() -> None:
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Run a command and end the process with its exit code."""
     with quiet_if_reader_leaves():
         sys.exit(_exit_code(argv))
 

@@ -19,7 +19,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def namespace_option(command: F) -> F:
-    """Add `-n NAMESPACE` to a command."""
     words = "where the job is (default: default, or that of the kubeconfig's context)"
     return click.option("-n", "--namespace", metavar="NAMESPACE", callback=_namespace, help=words)(command)
 
@@ -75,7 +74,6 @@ def output_option(*formats: str) -> Callable[[F], F]:
 
 
 def print_json(value: Any) -> None:
-    """Print data, which may contain structs, as indented JSON."""
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 

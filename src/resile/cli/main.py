@@ -29,11 +29,9 @@ COMMANDS: dict[str, str] = {
     "operator": "run the operator, which gives every job of a cluster its master",
     "chaos": "break something on purpose and watch the job recover",
 }
-"""Every command and its purpose, in the order of the overview."""
 
 
 def overview() -> str:
-    """The text that `resile` and `resile --help` print."""
     width = max(map(len, COMMANDS)) + 2
     lines = [f"  {name:<{width}}{purpose}" for name, purpose in COMMANDS.items()]
     return "\n".join(
@@ -51,7 +49,6 @@ def overview() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and end the process with its exit code; 2 if there is no such command."""
     words = list(sys.argv[1:] if argv is None else argv)
     first = words[0] if words else "--help"
     if first == "run":

@@ -50,7 +50,6 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     job: str = ""
     """List only this job and what belongs to it; if empty, everything in the namespace."""
     everywhere: bool = False
-    """List objects of all namespaces."""
     with_nodes: bool = True
     """List jobs with their nodes, which costs one more request to a cluster."""
     deleted: bool = False
@@ -77,7 +76,7 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One entry of a listing. Its name is unique in its namespace, and stays the same from listing to listing."""
+    """A job, node, event or plan in a listing. Its name is unique in its namespace, and the same in later listings."""
 
     namespace: str
     name: str
@@ -128,7 +127,6 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """Further facts by their titles; they differ between this machine and a cluster."""
     failure: Failure | None
     events: list[EventView]
-    """The newest `LAST_EVENTS` events."""
     rounds: list[JobEvent] | None = None
     """The job events about rounds that formed or ended; None on a cluster, which keeps Events for an hour only."""
     conditions: list[dict[str, Any]] | None = None
@@ -153,8 +151,6 @@ def first_failure(state: JobState) -> ProcessFailure | None:
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """One line of a pod's log."""
-
     pod: str
     text: bytes
     alone: bool
@@ -167,7 +163,6 @@ class Document(msgspec.Struct, frozen=True):
     written: dict[str, Any]
     """The document as plain data, before it was read into `resource`."""
     resource: Resource
-    """The typed resource that was read from the document."""
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,8 +173,6 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of submitting one document."""
-
     kind: str
     name: str
     namespace: str
@@ -194,7 +187,6 @@ class Deleted(msgspec.Struct, frozen=True):
 
     name: str
     noun: str
-    """The noun that kubectl puts before the name."""
     gone: bool = True
     logs: str = ""
     """The directory of the logs, if they were kept."""

@@ -29,7 +29,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names_cluster(self) -> bool:
-        """True if the user gave a flag that means a cluster."""
         return self.cluster or bool(self.kubeconfig or self.context)
 
     def is_local(self, name: str = "", *, everywhere: bool = False) -> bool:
@@ -48,7 +47,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return bool(all_jobs(None if everywhere else self.namespace or DEFAULT_NAMESPACE))
 
     def jobs(self, say: Say, *, local: bool) -> Jobs:
-        """The jobs of this machine if `local`, else of the cluster. `say` shows messages to a waiting person."""
         if local:
             from resile.client.local.backend import LocalJobs
 

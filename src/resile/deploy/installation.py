@@ -26,7 +26,6 @@ USER = 65532
 """The user id of nobody in images without a shell; this user owns no file."""
 
 HEALTH_PORT = 8081
-"""The port of /healthz, /readyz and /metrics."""
 
 SCRATCH = "/var/run/resile"
 """The only directory that the operator can write to. A volume at /tmp would hide files of the image."""
@@ -52,7 +51,6 @@ def service_account(namespace: str = NAMESPACE) -> Object:
 
 
 def operator_role(namespace: str = NAMESPACE) -> list[Object]:
-    """The ClusterRole with the operator's rights in all namespaces, and its binding."""
     account = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     return [
         {**_object(f"{_RBAC}/v1", "ClusterRole", NAME), "rules": rbac.operator_rules()},
@@ -61,7 +59,6 @@ def operator_role(namespace: str = NAMESPACE) -> list[Object]:
 
 
 def election_role(namespace: str = NAMESPACE) -> list[Object]:
-    """The Role with the operator's rights in its own namespace, for leader election, and its binding."""
     name = f"{NAME}-leader-election"
     account = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     return [
@@ -114,7 +111,6 @@ def default_role() -> list[Object]:
 
 
 def deployment(image: str = IMAGE, namespace: str = NAMESPACE) -> Object:
-    """The Deployment of the operator."""
     selector = {"app.kubernetes.io/name": NAME}
     pod: Object = {
         "serviceAccountName": NAME,
@@ -189,7 +185,6 @@ def _from_pod(name: str, path: str) -> Object:
 
 
 def _binding(kind: str, role: str, subject: Object) -> Object:
-    """The fields of a binding that grant a Role or ClusterRole to a subject."""
     return {"roleRef": {"apiGroup": _RBAC, "kind": kind, "name": role}, "subjects": [subject]}
 
 

@@ -66,7 +66,6 @@ class Client:
 
     @classmethod
     def from_environment(cls, field_manager: str) -> Self:
-        """A client of this pod's cluster, else of the kubeconfig's cluster; raises `NoCluster` if there is neither."""
         return cls(from_environment(), field_manager)
 
     async def close(self) -> None:
@@ -218,7 +217,6 @@ class BlockingClient:
         return self._wait_for(self._client.patch(kind, namespace, name, patch))
 
     def close(self) -> None:
-        """Close the connection and end its thread; may be called again."""
         if self._loop.is_closed():
             return
         self._wait_for(self._client.close())

@@ -36,7 +36,6 @@ def config_files(kubeconfig: str = "") -> list[Path]:
 
 
 def in_a_pod() -> bool:
-    """True if this process runs in a pod that may call its cluster's API server."""
     return "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").is_file()
 
 

@@ -14,9 +14,7 @@ LONGEST_MESSAGE = 1000
 
 class Failure(enum.Enum):
     REFUSED = "refused"
-    """The API server answered with an error."""
     UNREACHABLE = "unreachable"
-    """The API server did not answer."""
     GARBLED = "garbled"
     """The answer makes no sense: it came from a proxy, or from an API server that is starting up."""
 

@@ -29,8 +29,6 @@ DELETED = "DELETED"
 
 
 class Key(NamedTuple):
-    """The namespace and name of an object of a kind."""
-
     namespace: str
     name: str
 
@@ -50,8 +48,6 @@ class Watched(msgspec.Struct, frozen=True):
 
 
 class Listed(NamedTuple):
-    """All watched objects, as of one resourceVersion of the list."""
-
     items: list[Object]
     version: str
 
@@ -66,13 +62,9 @@ async def list_and_watch(
 ) -> AsyncGenerator[Listed | Changed, None]:
     """Yield all objects as `Listed`, then each change, without end. After missed changes, yield `Listed` again.
 
-    Args:
-        client: of the API server.
-        watched: which objects.
-        since: a resourceVersion from which to watch, without a first list.
-        patience: raise `KubeError` if the first list fails, if the API server refuses for good, or if it gave no
-            answer for so long. If None, log failures and try again.
-        relist: list all objects again when a watch ends and the last list is this old.
+    Begins at the resourceVersion `since`, if given, without a first list. Without `patience`, failures are logged and
+    retried; with it, raises `KubeError` if the first list fails, the API server refuses for good, or is silent for so
+    long. When a watch ends and the last list is `relist` old, all objects are listed again.
     """
     loop = asyncio.get_running_loop()
     version, failures, answered, listed = since, 0, loop.time() if since else 0.0, loop.time()

@@ -48,6 +48,5 @@ LEASES = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
 
 def of(kind: base.ResourceKind) -> Kind:
-    """The Kubernetes kind for a kind of the registry."""
     definition = kind.definition
     return Kind(definition.group, definition.version, definition.kind, definition.plural)

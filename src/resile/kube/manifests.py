@@ -12,18 +12,13 @@ _METADATA = ("name", "namespace", "uid", "labels", "annotations")
 
 
 def read_object(item: Object) -> Resource:
-    """Read a resource of a registered kind; ignore its status and metadata that Kubernetes or a program has added.
-
-    Raises:
-        BadManifest: with all errors of the manifest.
-    """
+    """Read a resource without its status and the metadata that others added; raises `BadManifest` with all errors."""
     metadata = {field: item["metadata"][field] for field in _METADATA if field in item["metadata"]}
     parts = {field: item.get(field) for field in ("apiVersion", "kind", "spec")}
     return read_manifest({**parts, "metadata": metadata})
 
 
 def read_job(kind: JobKind, item: Object) -> JobSpec | BadManifest:
-    """The job that a resource describes, or the errors of its manifest."""
     try:
         return kind.to_job_spec(read_object(item))
     except BadManifest as bad:

@@ -16,7 +16,6 @@ from resile.kube.kinds import Object
 
 LONGEST_MESSAGE = 500
 UNSCHEDULABLE = "Unschedulable"
-"""The reason that Kubernetes gives for a pod that no machine has room for."""
 
 _IMAGE_FAILURES = frozenset(
     {

@@ -65,7 +65,6 @@ class Operator:
 
     @contextlib.asynccontextmanager
     async def ports(self) -> AsyncIterator[None]:
-        """Serve health and metrics as long as the context lasts."""
         numbers: Routes = {"/metrics": self._numbers}
         health: Routes = {"/healthz": lambda: Answer(200, b"ok\n"), "/readyz": self._ready, **numbers}
         ports = {self._options.metrics_port: numbers, self._options.health_port: health}
@@ -76,7 +75,7 @@ class Operator:
             yield
 
     async def work(self) -> int:
-        """Win the election, if there is any, and reconcile until the Lease is lost. Returns the exit code."""
+        """Win the election if `elect` is set, and reconcile until the Lease is lost. Returns the exit code."""
         if not self._options.elect:
             await self._lead()
             return 0

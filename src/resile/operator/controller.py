@@ -48,7 +48,6 @@ class Controller:
         return list(dict.fromkeys(kind.name for kind, informer in self._informers if not informer.synced.is_set()))
 
     async def run(self) -> None:
-        """Watch the cluster and reconcile what changes, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _, informer in self._informers:
                 group.create_task(informer.run())
@@ -71,10 +70,7 @@ class Controller:
 
 
 async def _run_when_synced(queue: WorkQueue, informers: list[Informer]) -> None:
-    """Run `queue` once `informers` have listed their objects. Before that, a job would seem to have no master.
-
-    The queue of a kind without a CRD waits here until the CRD exists, and /readyz names the kind. Other queues run.
-    """
+    """Run `queue` once `informers` have listed their objects. Before that, a job would seem to have no master."""
     for informer in informers:
         await informer.synced.wait()
     await queue.run()
@@ -115,8 +111,6 @@ class _JobController:
 
 
 class _PlanController:
-    """Watches the plans of one kind. A plan that has not ended is reconciled again when its job changes."""
-
     def __init__(self, kind: PlanKind, client: Client, jobs: Informer, inform: Inform, count: Count) -> None:
         self.kind = kind
         self._informer = inform(of(kind), self._on_plan, resource_only)

@@ -50,10 +50,7 @@ class LeaderElection:
             await asyncio.sleep(intervals.RETRY_PERIOD)
 
     async def keep(self) -> None:
-        """Renew the Lease until cancelled.
-
-        Raises `LeadershipLost` if renewal fails for `intervals.RENEW_DEADLINE`, or if another operator has the Lease.
-        """
+        """Renew the Lease until cancelled; raises `LeadershipLost` if it cannot be renewed in time or was taken."""
         loop = asyncio.get_running_loop()
         renewed = loop.time()
         while True:

@@ -52,7 +52,7 @@ class Platform(Protocol):
         """Start a node, unless it exists. If it cannot be started, an observation says so."""
 
     def delete(self, node: NodeKey, grace: Seconds) -> None:
-        """End a node with SIGTERM, and after `grace` with SIGKILL; then observe it as `DELETED`, even if unknown."""
+        """End a node: SIGTERM, after `grace` SIGKILL; then observe it as `DELETED` unless it had ended by itself."""
 
     async def close(self) -> None:
         """Stop watching. Nodes keep running."""

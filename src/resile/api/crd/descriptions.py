@@ -41,5 +41,4 @@ def _texts(kind: type) -> dict[str, str]:
 
 
 def _sentence(text: str) -> str:
-    """The first paragraph of `text` on one line, without backticks."""
     return " ".join(inspect.cleandoc(text).partition("\n\n")[0].split()).replace("`", "")

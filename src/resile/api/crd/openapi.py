@@ -86,7 +86,6 @@ def _field(field: inspect.Field, text: str) -> Schema:
 
 
 def _default(field: inspect.Field) -> Schema:
-    """`{"default": …}` for the schema of a field; an empty mapping if the default is None, 0 or an empty value."""
     value = _plain(field.default)
     is_worth = isinstance(value, bool) or (isinstance(value, str | int | float) and bool(value))
     return {"default": value} if is_worth else {}

@@ -102,7 +102,6 @@ class Column(msgspec.Struct, frozen=True):
     wide: bool = False
     """True if only `-o wide` shows the column."""
     text: str = ""
-    """The description of the column."""
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -312,12 +311,10 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def phase_patch(self, item: Manifest, phase: JobPhase | None, reason: str, message: str, now: float) -> Manifest:
-        """The merge patch with which the operator sets phase and reason in the status; `phase` None keeps the phase."""
+        """The merge patch that sets phase (None keeps it), reason and message in the status, at time `now`."""
 
 
 class PlanPhase(enum.StrEnum):
-    """How far a plan has come."""
-
     CREATED = "Created"
     PENDING = "Pending"
     SCALING = "Scaling"
@@ -326,7 +323,6 @@ class PlanPhase(enum.StrEnum):
 
     @property
     def ended(self) -> bool:
-        """True if a plan in this phase is finished."""
         return self in (PlanPhase.SUCCEEDED, PlanPhase.FAILED)
 
 

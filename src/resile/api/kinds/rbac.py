@@ -21,11 +21,7 @@ _APPLY = ("create", "patch")
 
 
 def master_rules(kind: JobKind, job: str) -> Rules:
-    """The rules of the Role of a job's master, in the job's namespace.
-
-    A master creates and deletes the job's pods, creates its Services, keeps its journal in a ConfigMap of the operator,
-    and writes the status of its own job and of plans.
-    """
+    """The rules of the Role of a job's master, in the job's namespace."""
     group, jobs = kind.definition.group, kind.definition.plural
     rules = [
         _rule("", ["pods"], [*_READ, "create", "delete"]),
@@ -98,7 +94,6 @@ def editor_rules() -> Rules:
 
 
 def _groups() -> Iterator[tuple[str, list[str], list[str]]]:
-    """Every API group, with the plurals of its kinds of jobs and its kinds of plans."""
     for group in dict.fromkeys(kind.definition.group for kind in registry.kinds()):
         jobs = [kind.definition.plural for kind in registry.job_kinds() if kind.definition.group == group]
         plans = [kind.definition.plural for kind in registry.plan_kinds() if kind.definition.group == group]

@@ -24,12 +24,10 @@ def job_kinds() -> tuple[JobKind, ...]:
 
 
 def plan_kinds() -> tuple[PlanKind, ...]:
-    """The kinds of custom resources that describe plans."""
     return PLAN_KINDS
 
 
 def kinds() -> tuple[ResourceKind, ...]:
-    """All kinds of custom resources, jobs first."""
     return (*job_kinds(), *plan_kinds())
 
 
@@ -48,7 +46,6 @@ def job_kind_of(item: dict[str, Any]) -> JobKind:
 
 
 def kind_of_resource(resource: Any) -> ResourceKind:
-    """The kind of a typed resource."""
     return next(one for one in kinds() if one.definition.type is type(resource))
 
 
@@ -64,5 +61,4 @@ def job_kind(name: str) -> JobKind:
 
 
 def node_name(spec: JobSpec, role: str, node_id: int) -> str:
-    """The name of a node as listings show it."""
     return kind_of_job(spec).node_name(spec.name, role, node_id)

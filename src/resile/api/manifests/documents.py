@@ -76,7 +76,6 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_unquoted(self, node: yaml.ScalarNode) -> Any:
-        """Construct a number or boolean; raises `_Refused` if the text does not fit its tag, as in `!!int x`."""
         try:
             return yaml.SafeLoader.yaml_constructors[node.tag](self, node)
         except (ValueError, LookupError):

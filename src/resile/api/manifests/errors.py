@@ -67,7 +67,7 @@ class ManifestErrors:
         return bool(self._found)
 
     def found(self) -> tuple[ManifestError, ...]:
-        """All errors, in the order in which the fields were read."""
+        """The errors in the order in which the fields were read; the last one says how many were left out, if any."""
         if not self._left_out:
             return tuple(self._found)
         return (*self._found, ManifestError("", f"and {self._left_out} more errors", self._document))
@@ -106,7 +106,6 @@ def shown(value: Any) -> str:
 
 
 def text_problem(value: Any) -> str:
-    """The message about a value that should be text."""
     hint = "; put it in quotes" if isinstance(value, bool | int | float) else ""
     return f"must be text, not {shown(value)}{hint}"
 
@@ -118,7 +117,6 @@ def listed(choices: Iterable[str]) -> str:
 
 
 def unknown_field(name: str, known: Iterable[str]) -> str:
-    """The message about an unknown field, which suggests a known one."""
     candidates = sorted(known)
     for candidate in candidates:
         if candidate.lower() == name.lower():

@@ -31,7 +31,6 @@ def check_dns_label(value: str, path: str, errors: ManifestErrors) -> None:
 
 
 def check_object_name(value: str, path: str, errors: ManifestErrors) -> None:
-    """Add an error if `value` is no valid name of an object."""
     if not OBJECT_NAMES.fullmatch(value) or len(value) > MAX_OBJECT_NAME:
         errors.add(
             path,
@@ -41,7 +40,6 @@ def check_object_name(value: str, path: str, errors: ManifestErrors) -> None:
 
 
 def check_labels(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
-    """Add an error for every label with an invalid key or value."""
     for key, item in value.items():
         if not _LABEL_KEY.fullmatch(key) or len(key.rpartition("/")[2]) > MAX_LABEL:
             errors.add(
@@ -56,6 +54,5 @@ def check_labels(value: dict[str, Any], path: str, errors: ManifestErrors) -> No
 
 
 def check_env_name(value: str, path: str, errors: ManifestErrors) -> None:
-    """Add an error if `value` is no valid name of an environment variable."""
     if not _ENV_NAME.fullmatch(value):
         errors.add(path, f"must be letters, digits, '_', '-' and '.', not starting with a digit, not {shown(value)}")

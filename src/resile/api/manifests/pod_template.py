@@ -32,7 +32,6 @@ _CONTAINER_SCHEMA = {
 
 
 def _template_schema(required: bool) -> dict[str, Any]:
-    """The schema of a pod template, which covers only the containers; `required` demands at least one."""
     at_least_one = {"minItems": 1} if required else {}
     containers = {"type": "array", "items": _CONTAINER_SCHEMA}
     spec = {
@@ -62,7 +61,6 @@ def main_container(template: Template) -> Container:
 
 
 def command_of(container: Container) -> tuple[str, ...]:
-    """The program that a container runs and its arguments: `command`, then `args`."""
     return (*(container.get("command") or ()), *(container.get("args") or ()))
 
 
@@ -87,7 +85,6 @@ def read_resources(amounts: dict[str, Any]) -> Resources:
 
 
 def is_gpu(name: str) -> bool:
-    """True if `name` is the name of a GPU resource, such as `nvidia.com/gpu`, `amd.com/gpu` or `gpu`."""
     return name.rpartition("/")[2] == "gpu"
 
 
@@ -106,7 +103,6 @@ def check_partial_template(value: Template, path: str, errors: ManifestErrors) -
 
 
 def check_resources(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
-    """Check a mapping of resource names to quantities."""
     for name, given in value.items():
         if given is None:
             continue
@@ -122,7 +118,6 @@ def check_resources(value: dict[str, Any], path: str, errors: ManifestErrors) ->
 
 
 def check_env_entry(entry: dict[str, Any], path: str, errors: ManifestErrors) -> None:
-    """Check one environment variable, which must not have both `value` and `valueFrom`."""
     _check(entry, "value", str, text_problem, path, errors)
     source = _mapping(entry, "valueFrom", path, errors)
     if source is not None and entry.get("value"):

@@ -137,7 +137,6 @@ def _walk_anything(value: Any, path: str, errors: ManifestErrors) -> Any:
 
 
 def _scalar_problem(kind: inspect.Type, value: Any) -> str:
-    """The message about a wrong scalar; empty if it is right."""
     match kind:
         case inspect.StrType():
             return "" if isinstance(value, str) else text_problem(value)

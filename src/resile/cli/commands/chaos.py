@@ -13,7 +13,6 @@ from resile.client.target import Target
 
 
 def wait_option(command: F) -> F:
-    """Add `--wait/--no-wait` to a command: whether it waits for the job to recover."""
     words = "after the fault, wait for the next step and say how long it took"
     return click.option("--wait/--no-wait", default=True, show_default=True, help=words)(command)
 

@@ -53,7 +53,6 @@ def describe(job: str, target: Target, output: str) -> None:
 
 
 def _facts(job: JobView, more: dict[str, str]) -> str:
-    """The first lines of a description: the facts that any job has, then the facts in `more`."""
     speed, goodput = columns.speeds(job)
     life = (job.ended_at or job.at) - (job.started_at or job.created_at)
     whole = {
@@ -99,7 +98,6 @@ def _rounds(told: Description) -> str:
 
 
 def _section(title: str, body: str) -> str:
-    """A section of the description: its title, then `body`, or `<none>` if `body` is empty."""
     if not body:
         return f"{title}:  {columns.NONE}"
     return f"{title}:\n" + "\n".join(f"  {line}" for line in body.splitlines())

@@ -59,7 +59,6 @@ def _row(ladder: Timeouts, name: str, purpose: str) -> dict[str, object]:
 
 
 def _share(ladder: Timeouts, name: str) -> str:
-    """A time-out as a percentage of the recovery budget; a dash if it does not depend on the budget."""
     return f"{getattr(ladder, name) / ladder.recovery_budget:.0%}" if _is_share(ladder, name) else "-"
 
 

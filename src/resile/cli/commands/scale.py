@@ -30,7 +30,6 @@ def scale(job: str, sizes: tuple[str, ...], target: Target, output: str) -> None
 
 
 def _size(word: str) -> tuple[str, int]:
-    """The role and the number in a word such as `worker=3`; the role is empty if the word is only a number."""
     role, sign, number = word.partition("=") if "=" in word else ("", "", word)
     if (sign and not role) or not number.isascii() or not number.isdigit():
         raise NotUsableError(f"{word!r} is not ROLE=NUMBER, as in worker=3")

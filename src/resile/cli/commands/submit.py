@@ -90,7 +90,6 @@ def _is_job(document: Document) -> bool:
 
 
 def _follow(jobs: Jobs, job: Submitted, *, quiet: bool) -> int:
-    """Follow a job until it is over. Returns the exit code of the command."""
     with jobs.follow(job) as following:
         screen: Screen = _Silent() if quiet else screen_for(sys.stdout.isatty())
         follower = Follower(following, screen)
@@ -124,7 +123,6 @@ def _tell_failure(following: Following) -> None:
 
 
 def _left(job: str, follower: Follower, following: Following) -> str:
-    """The message to a user who has left a job by Ctrl-C: what happens to the job now."""
     watch = f"`resile get jobs {job}` shows it"
     if follower.over:
         return f"left {job}, which is over; {watch}"

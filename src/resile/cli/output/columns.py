@@ -56,7 +56,6 @@ def steps(job: JobView) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """A number with its noun: `1 node`, `2 nodes`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 

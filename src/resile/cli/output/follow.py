@@ -17,7 +17,6 @@ from resile.client.base import Following, Moment
 from resile.core.completion import Reason
 
 STOPPED = str(Reason.STOPPED)
-"""The reason of a job that its user has stopped."""
 
 
 class Screen(Protocol):
@@ -75,8 +74,6 @@ class Dismissed(Exception):
 
 
 class Follower:
-    """Follows a job and shows it on a screen."""
-
     def __init__(self, following: Following, screen: Screen) -> None:
         self.story: list[JobEvent] = []
         self.stopping = False
@@ -105,9 +102,7 @@ class Follower:
     def until_over(self) -> JobView:
         """Follow the job and return it as it is at its end. The first Ctrl-C asks a job of this machine to stop.
 
-        Raises:
-            KeyboardInterrupt: after a second Ctrl-C; for a job of a cluster, after the first.
-            Dismissed: a signal has ended this command; the job goes on.
+        Raises `KeyboardInterrupt` after a second Ctrl-C (of a cluster's job: the first), and `Dismissed`.
         """
         with self._dismissable():
             while True:
@@ -157,7 +152,6 @@ def closing_words(job: JobView, story: Sequence[JobEvent]) -> str:
 
 
 def outage_table(job: JobView) -> str:
-    """A table of the interruptions of a job."""
     rows = [
         (
             outage.because,

@@ -41,7 +41,6 @@ class Listing:
     """Prints a listing, and then the items that changed."""
 
     def __init__(self, kind: Listable, output: str, *, spaces: bool) -> None:
-        """Prepare to print `kind` in the format `output`; with `spaces`, rows begin with the namespace."""
         self._wide = output == "wide"
         self._output = output
         self._spaces = spaces
@@ -53,12 +52,10 @@ class Listing:
 
     @property
     def for_people(self) -> bool:
-        """True if the format is a table."""
         return self._output in ("table", "wide")
 
     @property
     def needs_nodes(self) -> bool:
-        """True if the format shows the nodes of each job."""
         return self._output != "table"
 
     def show(self, items: Sequence[Item], *, one: bool = False) -> None:
@@ -109,7 +106,6 @@ class Listing:
 
 
 def print_yaml(value: object) -> None:
-    """Print data, which may contain structs, as YAML."""
     import yaml
 
     click.echo(yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False, allow_unicode=True).rstrip())

@@ -66,7 +66,6 @@ class LiveScreen:
         self._console.print(Text(words))
 
     def close(self) -> None:
-        """Erase the view and print all job events as plain lines."""
         self._live.update(Text())
         self._live.refresh()
         self._live.stop()
@@ -120,7 +119,6 @@ def _nodes(nodes: Sequence[NodeView], now: float, hidden: int, *, narrow: bool) 
 
 
 def _lines(story: Sequence[JobEvent] | deque[JobEvent], *, whole: bool) -> Table:
-    """A table of job events, one per row. With `whole`, long messages are wrapped, otherwise they are cut."""
     drawn = Table.grid(padding=(0, 2))
     drawn.add_column(no_wrap=True)
     drawn.add_column(no_wrap=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 GAP = 3
-"""Spaces between two columns."""
 
 Row = Sequence[str]
 

@@ -27,8 +27,6 @@ class FlagError(ValueError):
 
 
 class Kind(enum.Enum):
-    """The type of a flag's value."""
-
     WORD = "word"
     WHOLE = "whole"
     SECONDS = "seconds"
@@ -54,19 +52,16 @@ class Flag(NamedTuple):
 
     @property
     def dest(self) -> str:
-        """The key of the flag's value in `Given.values`."""
         return self.name.lstrip("-").replace("-", "_")
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """All spellings of the flag, the one with dashes before the one with underscores."""
         underscored = "--" + self.dest
         both = (self.name,) if underscored == self.name else (self.name, underscored)
         return (self.short, *both) if self.short else both
 
     @property
     def variable(self) -> str:
-        """The environment variable that can replace the flag; empty if none can."""
         return self.env + self.dest.upper() if self.env else ""
 
 
@@ -141,7 +136,6 @@ FLAGS: tuple[Flag, ...] = (
     _dlrover("--training-port", "compat", Kind.WHOLE, 60000, metavar="PORT"),
     _dlrover("--ucp-device-type", "compat", Kind.WORD, "cpu", metavar="NAME"),
 )
-"""All flags, in the order in which `--help` shows them."""
 
 _NOT_GIVEN: Any = object()
 
@@ -270,11 +264,8 @@ def _converter(flag: Flag) -> Any:
 def parse(argv: Sequence[str], environ: Mapping[str, str], prog: str = "resile run") -> Given:
     """Take each flag's value from the command line, else from its environment variable, else from its default.
 
-    A variable is not read if its flag is given, so that a wrong value in the variable does no harm.
-
-    Raises:
-        FlagError: a flag is unknown, a value is of the wrong type, or there is no script.
-        SystemExit: with 0, after printing the help.
+    A variable is not read if its flag is given, so that a wrong value in it does no harm. Raises `FlagError` for
+    unknown flags, wrong values and a missing script, and `SystemExit` after printing the help.
     """
     parser = build_parser(prog)
     try:
@@ -306,7 +297,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], prog: str = "resile r
 
 
 def _sentence(error: argparse.ArgumentError) -> str:
-    """The sentence that tells the user of an error of argparse."""
     name = next((part for part in (error.argument_name or "").split("/") if part.startswith("--")), "")
     what = error.message
     if what.startswith("expected"):
@@ -317,7 +307,6 @@ def _sentence(error: argparse.ArgumentError) -> str:
 
 
 def _unknown(word: str) -> str:
-    """The sentence that tells the user of an unknown flag and suggests a known one."""
     from difflib import get_close_matches  # imported for errors only
 
     name = word.split("=", 1)[0]

@@ -14,7 +14,6 @@ from resile.cli.run.options import resolve
 
 
 def options(argv: Sequence[str], environ: Mapping[str, str], prog: str = "resile run") -> RunOptions:
-    """The options that flags and environment variables ask for; raises as `parse`."""
     return resolve(parse(argv, environ, prog), environ, prog)
 
 

@@ -108,7 +108,6 @@ def _command(given: Given, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _name_of(script: str) -> str:
-    """The default name of a job: that of its script, without characters that a file or a label cannot have."""
     stem = os.path.basename(os.path.normpath(script)).removesuffix(".py")
     return re.sub(r"[^A-Za-z0-9.-]+", "-", stem).strip("-.") or "job"
 
@@ -224,7 +223,6 @@ def _rendezvous(given: Given, environ: Mapping[str, str], config: RendezvousConf
 def _dynamic_rendezvous(
     given: Given, text: str, default_port: int | None, config: RendezvousConfig, conf: RdzvConf
 ) -> _Rendezvous:
-    """The settings of a rendezvous in which the master gives out ranks in the order in which nodes join."""
     name = given.named("rdzv_endpoint")
     endpoint = endpoint_of(name, text, default_port)
     if endpoint.port:

@@ -61,7 +61,6 @@ async def _replacement(cluster: Cluster, job: Object, killed: Object, began: flo
 
 
 def _replaces(job: Object, pod: Object, killed: Object) -> bool:
-    """True if a pod has the role and rank of a killed pod."""
     mine, its = (job_view.node_view(job_kind_of(job), one, job["metadata"]["name"]) for one in (pod, killed))
     same = (mine.role, mine.rank) == (its.role, its.rank)
     return same and pod["metadata"]["uid"] != killed["metadata"]["uid"] and not job_view.pod_over(pod)

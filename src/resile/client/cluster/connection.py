@@ -78,7 +78,6 @@ class Cluster:
             return await self._client.apply(kind, item)
 
     async def patch(self, kind: Kind, name: str, patch: Object, subresource: str = "") -> Object:
-        """Merge `patch` into an object, or into a subresource of it."""
         with self._one_sentence(kind):
             return await self._client.patch(kind, self.namespace, name, patch, subresource)
 
@@ -97,15 +96,10 @@ class Cluster:
         follow: bool = False,
         stamps: bool = False,
     ) -> AsyncIterator[str]:
-        """The lines that a container wrote, without line ends; with `follow`, also those that it will write.
+        """The lines that a container wrote, without line ends; with `follow`, also later ones until it ends.
 
-        Args:
-            pod: the name of the pod.
-            container: its name, if the pod has several.
-            tail: how many of the last lines to begin with.
-            since: yield only lines of the last `since` seconds.
-            follow: wait for further lines until the container ends.
-            stamps: begin each line with the time at which it was written.
+        `container` may be None if the pod has only one. The lines begin with the last `tail` ones, or `since` seconds
+        ago. With `stamps`, each line begins with the time at which it was written.
         """
         lines = self._client.log(
             self.namespace,
@@ -187,11 +181,7 @@ class Watch:
         return kind in self._informers
 
     async def change(self, seconds: float) -> bool:
-        """Wait for a change; False if there was none for `seconds`.
-
-        Raises:
-            CommandError: the cluster refuses the watch, or did not answer for `PATIENCE`.
-        """
+        """Wait for a change; False if none came for `seconds`. Raises `CommandError` if the watch has failed."""
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()

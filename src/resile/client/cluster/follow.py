@@ -79,8 +79,6 @@ async def moments(cluster: Cluster, job: Object) -> AsyncGenerator[Moment, None]
 
 
 class _Story:
-    """Remembers which Events of a job `news` has returned."""
-
     def __init__(self) -> None:
         self.has_end = False
         """True if one of the returned Events says that the job has ended."""

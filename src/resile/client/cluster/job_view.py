@@ -23,7 +23,6 @@ from resile.platform.kubernetes.observation import observation
 
 
 def over(job: Object) -> bool:
-    """True if a job has ended; it will never run again."""
     return phase(job).ended
 
 
@@ -62,7 +61,6 @@ def job_view(job: Object, pods: Iterable[Object], now: float, journal: JobView |
 
 
 def node_view(kind: JobKind, pod: Object, job: str) -> NodeView:
-    """The view of a pod of `job`: of a node or of the master."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     name, labels = metadata["name"], metadata.get("labels") or {}
     key = kind.node_of(name, job)
@@ -117,7 +115,6 @@ def pod_word(pod: Object) -> str:
 
 
 def _init_word(pod: Object, status: Object) -> str:
-    """The STATUS of a pod whose init containers have not all succeeded; empty otherwise."""
     containers = status.get("initContainerStatuses") or []
     for at, container in enumerate(containers):
         state = container.get("state") or {}
@@ -133,7 +130,6 @@ def _init_word(pod: Object, status: Object) -> str:
 
 
 def pod_over(pod: Object) -> bool:
-    """True if a pod has ended or is being deleted."""
     ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
     return ended or bool(pod["metadata"].get("deletionTimestamp"))
 

@@ -32,7 +32,7 @@ async def find(cluster: Cluster, name: str) -> Object:
 
 
 async def find_pod(cluster: Cluster, name: str) -> tuple[Object, str]:
-    """The job of this name and an empty text, else the job with a pod of this name and the pod's name."""
+    """The job called `name` and an empty text, or the job with the pod `name` and `name`; `CommandError` if neither."""
     job = await _get(cluster, name)
     if job is not None:
         return job, ""
@@ -68,13 +68,11 @@ async def installed(cluster: Cluster, kinds: Sequence[ResourceKind]) -> list[Kin
 
 
 def job_itself(job: Object) -> Watched:
-    """What to watch to see changes of a job's own object."""
     metadata = job["metadata"]
     return Watched(kube.of(job_kind_of(job)), metadata["namespace"], fields={"metadata.name": metadata["name"]})
 
 
 def pods_of(job: Object) -> Watched:
-    """What to watch to see changes of a job's pods, its master's included."""
     metadata = job["metadata"]
     return Watched(kube.PODS, metadata["namespace"], labels=job_kind_of(job).job_selector(metadata["name"]))
 

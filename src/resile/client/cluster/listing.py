@@ -52,7 +52,6 @@ async def watch(cluster: Cluster, query: Query) -> AsyncGenerator[Found, None]:
 
 
 def _has_told_all(kind: Listable, watching: Watch) -> bool:
-    """True if a listing of finished jobs is final: all pods have ended (nodes), or each job has its last Event."""
     if kind is Listable.NODES:
         return all(map(job_view.pod_over, watching.all(kube.PODS)))
     if kind is Listable.EVENTS:
@@ -82,7 +81,6 @@ def _of(kinds: Sequence[ResourceKind], watching: Watch) -> list[Object]:
 
 
 def _pods(pods: list[Object]) -> dict[str, dict[tuple[str, str], list[Object]]]:
-    """Group pods by the kind of their job, then by the namespace and name of the job."""
     return {kind.name: job_view.pods_by_job(kind, pods) for kind in registry.job_kinds()}
 
 
@@ -116,7 +114,6 @@ def _events(jobs: list[Object], events: list[Object]) -> list[Item]:
 
 
 def _plans(plans: list[Object], only: str) -> list[Item]:
-    """The plans of the job `only`; if it is empty, all plans, also those of jobs that do not exist."""
     items = []
     for plan in plans:
         kind = registry.kind_of(plan)

@@ -176,7 +176,6 @@ def _all_over(watching: Watch, job: Object, pods: list[Object]) -> bool:
 
 
 def _chosen(job: Object, pods: list[Object], only: str) -> list[Object]:
-    """The pod named `only`; if it is empty, all pods of the job except its master's, by role and id."""
     kind, name = job_kind_of(job), job["metadata"]["name"]
 
     def order(pod: Object) -> tuple[str, int]:
@@ -202,7 +201,6 @@ def sortable(stamp: str) -> str:
 
 
 def _begun(pod: Object) -> bool:
-    """True if the main container of a pod has been started."""
     state = _state(pod)
     return "running" in state or "terminated" in state
 
@@ -212,6 +210,5 @@ def _runs(pod: Object) -> bool:
 
 
 def _state(pod: Object) -> Object:
-    """The state of the main container of a pod."""
     states = (pod.get("status") or {}).get("containerStatuses") or []
     return next((one.get("state") or {} for one in states if one.get("name") == main_container(pod)), {})

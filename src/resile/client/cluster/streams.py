@@ -9,11 +9,7 @@ T = TypeVar("T")
 
 
 async def take(queue: asyncio.Queue[T], producer: asyncio.Task[Any]) -> list[T]:
-    """All items in the queue, after waiting for the first; an empty list once the producer has ended.
-
-    Raises:
-        Exception: what the producer raised, after its last item was taken.
-    """
+    """All items of the queue, after waiting for the first; [] once the producer has ended, or raises its exception."""
     if queue.empty() and not producer.done():
         getting = asyncio.create_task(queue.get())
         await asyncio.wait({getting, producer}, return_when=asyncio.FIRST_COMPLETED)

@@ -138,7 +138,6 @@ class LocalJobs:
             return reader.status().phase
 
     def _ask(self, job: LocalJob, change: Scale | Suspend) -> None:
-        """Send a change to the master of a job, and wait for the master if it is just being restarted."""
         from resile.client.local.master_process import served
 
         with MasterClient(job.directory) as client:

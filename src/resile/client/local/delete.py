@@ -42,7 +42,6 @@ def delete(job: LocalJob, say: Say, *, now: bool, keep_logs: bool) -> Deleted:
 
 
 def _stop(job: LocalJob) -> bool:
-    """Ask the master to stop the job; False if there is no master."""
     if not served(job.directory):
         return False
     with MasterClient(job.directory) as client:

@@ -64,7 +64,6 @@ class JobReader:
         return job
 
     def events(self, after: int = 0) -> list[JobEvent]:
-        """All job events whose number is greater than `after`."""
         story: list[JobEvent] = []
         while page := self._page(story[-1].number if story else after):
             story.extend(page)
@@ -152,7 +151,6 @@ class JobReader:
 
 
 def event_view(event: JobEvent, spec: JobSpec) -> EventView:
-    """A job event with the name of the pod that it is about; if it is about no pod, with the name of the job."""
     if event.node:
         role, _, number = event.node.rpartition("-")
         about = f"pod/{registry.node_name(spec, role, int(number))}"

@@ -43,7 +43,6 @@ class LocalJob(msgspec.Struct, frozen=True):
 
     @property
     def directory(self) -> JobDirectory:
-        """The job directory, which need not exist."""
         return JobDirectory(state_root() / "jobs" / self.namespace / self.name)
 
     @property
@@ -60,11 +59,7 @@ class LocalJob(msgspec.Struct, frozen=True):
             return None
 
     def spec_and_kind(self) -> tuple[JobSpec, BaseJobKind]:
-        """Read the spec with which the job was submitted, and look up its kind.
-
-        Raises:
-            CommandError: the job cannot be read, as after its deletion, or its kind is unknown to this version.
-        """
+        """The submitted spec, and its kind; raises `CommandError` if the spec is unreadable or the kind unknown."""
         from resile.api.kinds import registry
 
         try:
@@ -77,7 +72,6 @@ class LocalJob(msgspec.Struct, frozen=True):
             raise CommandError(f"this version of resile does not know jobs of kind {spec.kind!r}") from None
 
     def has_pod(self, name: str) -> bool:
-        """True if `name` is the name of the master, or of a node that the job has or could have."""
         kind = self.kind
         return kind is not None and is_pod_of(kind, name, self.name)
 
@@ -110,7 +104,7 @@ def find(name: str, namespace: str | None) -> LocalJob:
 
 
 def find_pod(name: str, namespace: str | None) -> tuple[LocalJob, str]:
-    """The job of this name and an empty text, else the job with a pod of this name and the pod's name."""
+    """The job called `name` and an empty text, or the job with the pod `name` and `name`; `CommandError` if neither."""
     jobs = all_jobs(namespace)
     if any(job.name == name for job in jobs):
         return find(name, namespace), ""

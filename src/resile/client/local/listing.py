@@ -31,8 +31,6 @@ def watch(jobs: Sequence[LocalJob], query: Query) -> Iterator[Found]:
 
 
 class _Lister:
-    """Lists what `query` asks for, of the jobs of `readers`, as often as `listing` is called."""
-
     def __init__(self, readers: Sequence[JobReader], query: Query) -> None:
         self._readers = readers
         self._query = query
@@ -40,7 +38,6 @@ class _Lister:
 
     @property
     def is_over(self) -> bool:
-        """True if every job was over in the newest listing."""
         return all(self._over.get(reader.job, False) for reader in self._readers)
 
     def listing(self) -> Found:

@@ -75,8 +75,6 @@ class Log:
 
 
 class _Logs:
-    """The logs of all nodes of a job, of one pod, or of the master; logs of later pods are read from their start."""
-
     def __init__(self, job: LocalJob, pod: str, tail: int | None, *, master: bool) -> None:
         self._job = job
         self._pod = pod
@@ -86,7 +84,6 @@ class _Logs:
         self._alone = True
 
     def paths(self) -> list[Path]:
-        """The log files that exist now, the oldest pod's first."""
         directory = self._job.directory
         if self._master:
             return [directory.log]
@@ -94,7 +91,6 @@ class _Logs:
         return [path for path in found if path.exists() and (not self._pod or path.stem == self._pod)]
 
     def batches(self, *, to_the_end: bool = False) -> Iterator[list[LogLine]]:
-        """The lines of all logs since the last call; with `to_the_end`, also a last line without line end."""
         paths = self.paths()
         self._alone = self._alone and len(paths) <= 1
         for path in paths:
@@ -108,7 +104,6 @@ class _Logs:
 
 
 def _is_over(reader: JobReader, pod: str) -> bool:
-    """True if the pod has ended; without a pod, if the job is over and all its nodes have ended."""
     if not pod and reader.status().ended_at is None:
         return False
     return all(record.status.ended for record in files.read_nodes(reader.directory.path) if pod in ("", record.name))

@@ -52,12 +52,7 @@ class MasterClient:
     def ask(self, command: Command, seconds: float = ...) -> Result: ...
 
     def ask(self, command: Command, seconds: float = ANSWER_SECONDS) -> Result:
-        """Send a command once.
-
-        Raises:
-            MasterUnreachable: no master answered within `seconds`.
-            CommandError: the master refuses the token or the command.
-        """
+        """Send a command once; `MasterUnreachable` if no master answers in `seconds`, `CommandError` if it refuses."""
         return self._runner.run(self._ask(command, seconds))
 
     @overload

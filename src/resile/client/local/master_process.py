@@ -44,10 +44,9 @@ class SupervisorFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start_master(directory: JobDirectory, workdir: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a supervised master in its own session; wait until it listens, or has ended because the job is over.
+    """Start a supervisor in its own session, which starts the master, and return the supervisor's process.
 
-    Raises:
-        CommandError: the master does not listen in time; the sentence quotes its log.
+    Waits until the master listens. Raises `CommandError`, which quotes the master's log, if it does not listen in time.
     """
     command = [sys.executable, "-m", "resile.master", "--supervise", "--directory", str(directory.path)]
     return _start(directory, [*command, "--platform", "local", "--workdir", str(workdir), *options])
@@ -110,7 +109,7 @@ def end_by_force(directory: JobDirectory, grace: Seconds) -> int:
 
 
 def end_nodes(directory: Path, grace: Seconds) -> int:
-    """End every node in a job directory, after the master has ended. Returns how many nodes were running."""
+    """End every node in the directory of a job whose master has ended. Returns how many nodes were running."""
     alive = _living(directory)
     for record in alive:
         at = files.node_directory(directory, record.node)
@@ -137,7 +136,6 @@ def _signal_shim(at: Path, number: signal.Signals) -> None:
 
 
 def _signal(pid: int, start: int, number: signal.Signals) -> None:
-    """Send a signal to the process that has this pid and start time, if it still runs."""
     pidfd = processes.open_pidfd(pid, start)
     if pidfd is not None:
         with contextlib.suppress(ProcessLookupError):

@@ -78,7 +78,6 @@ def start_job(spec: JobSpec, master_options: list[str], say: Say) -> LocalJob:
 
 
 def _in_namespace(spec: JobSpec, namespace: str | None) -> JobSpec:
-    """The job in the namespace that the user named; raises `NotUsableError` if its manifest names another one."""
     if namespace is None or spec.namespace == namespace:
         return spec
     if spec.namespace != DEFAULT_NAMESPACE:

@@ -54,7 +54,6 @@ class Restarts(msgspec.Struct, frozen=True):
 
     starts: int = 0
     last: float | None = None
-    """When the newest master was started."""
     index: int = -1
     """The number of the job's newest master. The first master has number 0; -1 if there was none."""
 
@@ -133,12 +132,10 @@ class ObservedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def phase(self) -> JobPhase | None:
-        """The phase in the job's status; None if there is none, or one that this version of resile does not know."""
         return self.kind.phase_of(self.job)
 
     @property
     def says(self) -> tuple[str, str]:
-        """The reason and the message in the job's status."""
         report = self.kind.report_of(self.job)
         return report.reason, report.message
 
@@ -181,7 +178,6 @@ def phase_without_master(phase: JobPhase | None) -> JobPhase | None:
 
 
 def _invalid(seen: ObservedJob, bad: BadManifest) -> Decision:
-    """Fail a job whose manifest is invalid. Nothing is started until the manifest is corrected."""
     message = short("; ".join(str(error) for error in bad.errors))
     ended = seen.phase is JobPhase.FAILED and not _was_invalid(seen)
     if ended or seen.says == (Reason.INVALID_SPEC, message):
@@ -191,7 +187,6 @@ def _invalid(seen: ObservedJob, bad: BadManifest) -> Decision:
 
 
 def _without_master(seen: ObservedJob, phase: JobPhase | None, lost: str, now: float) -> Decision:
-    """Start a master at once, or after a pause if masters keep ending; `lost` says how the previous master ended."""
     restarts = seen.restarts.after(now)
     first = phase in (None, JobPhase.CREATED, JobPhase.FAILED) and restarts.index < 0
     actions: list[Action] = []
@@ -210,7 +205,6 @@ def _without_master(seen: ObservedJob, phase: JobPhase | None, lost: str, now: f
 
 
 def _with_master(seen: ObservedJob, phase: JobPhase | None, pod: Object) -> Decision:
-    """Write the status of a job whose master's pod runs, starts, or cannot start."""
     reason, _ = seen.says
     actions: list[Action] = [] if seen.provisioned and reason != JOURNAL_GONE else [Provision()]
     if (pod.get("status") or {}).get("phase") == "Running":
@@ -232,7 +226,6 @@ def _with_master(seen: ObservedJob, phase: JobPhase | None, pod: Object) -> Deci
 
 
 def _leaving(pod: Object, now: float) -> Decision:
-    """Wait for a master's pod that is being deleted, or remove it by force after `intervals.LEAVING`."""
     metadata = pod["metadata"]
     grace = float(metadata.get("deletionGracePeriodSeconds") or 0)
     deadline = moment(metadata["deletionTimestamp"]) or now  # the end of the grace
@@ -253,7 +246,6 @@ def _blocked(seen: ObservedJob, phase: JobPhase | None, pod: Object, now: float)
 
 
 def _finished(over: MasterEnd) -> tuple[Action, ...]:
-    """Write to the job's status that the job is over, as the exit code of its master says."""
     if over.exit_code == JOB_SUCCEEDED:
         message = "the master ended with success"
         return SetStatus(JobPhase.SUCCEEDED, Reason.SUCCEEDED, message), EmitEvent(Reason.SUCCEEDED, message)
@@ -264,7 +256,6 @@ def _finished(over: MasterEnd) -> tuple[Action, ...]:
 
 
 def _ended(seen: ObservedJob, now: float) -> Decision:
-    """Write the time of completion of a job that is over, and remove its pods after their time to live."""
     finished = seen.kind.report_of(seen.job).ended_at
     if finished is None:
         reason, message = seen.says
@@ -282,7 +273,6 @@ def ttl_of(annotations: Mapping[str, str]) -> Seconds | None:
 
 
 def _restarts(seen: ObservedJob) -> Restarts:
-    """The count of restarts up to the present pod; read from that pod if an earlier operator process started it."""
     labels = (seen.pod or {}).get("metadata", {}).get("labels") or {}
     known = seen.kind.master_index_of(labels)
     if seen.restarts.last is not None:
@@ -292,7 +282,6 @@ def _restarts(seen: ObservedJob) -> Restarts:
 
 
 def _say(seen: ObservedJob, phase: JobPhase | None, reason: Reason, message: str) -> tuple[SetStatus, ...]:
-    """The action that writes this status; no action if the job has this status already."""
     there = seen.says == (reason, message) and phase in (None, seen.phase)
     return () if there else (SetStatus(phase, reason, message),)
 

@@ -73,7 +73,6 @@ def new_pair(kind: JobKind, job: str, namespace: str) -> Pair:
 
 
 def credentials(job: JobSpec, pair: Object) -> Object:
-    """A Secret with a new token and the certificate in the Secret `pair`, which every node mounts."""
     token = _encoded(secrets.token_urlsafe(TOKEN_BYTES).encode())
     secret = _object(job, "v1", "Secret", registry.job_kind(job.kind).token_secret(job.name))
     return {**secret, "type": "Opaque", "data": {TOKEN: token, TRUSTED: certificate(pair)}}

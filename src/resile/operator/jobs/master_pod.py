@@ -103,7 +103,6 @@ def _spec(job: JobSpec, image: str) -> Object:
 
 
 def _account() -> list[Object]:
-    """The sources of the volume with the files of a ServiceAccount; Kubernetes renews its token."""
     namespace = {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}
     return [
         {"serviceAccountToken": {"path": TOKEN, "expirationSeconds": TOKEN_LIFE}},
@@ -144,7 +143,6 @@ def _container(job: JobSpec, image: str) -> Object:
 
 
 def _laid_over(given: RoleSpec) -> Object:
-    """The pod spec of the role's template; the role's scheduler and priority are added if the template has none."""
     spec = dict(given.template.get("spec") or {})
     if given.batch_scheduler:
         spec.setdefault("schedulerName", given.batch_scheduler)
@@ -154,7 +152,6 @@ def _laid_over(given: RoleSpec) -> Object:
 
 
 def _merged(ours: Object, theirs: Object) -> Object:
-    """The pod spec `ours`, in which fields of the template `theirs` replace ours. Its other containers are added."""
     main = main_container({"spec": theirs})
     containers = [
         _merged_container(ours["containers"][0], main),

@@ -21,7 +21,6 @@ class MasterEnd(msgspec.Struct, frozen=True):
 
 
 def why_master_cannot_start(pod: Object) -> str:
-    """Why a master's pod cannot start, in one sentence; empty if no obstacle is known."""
     failure = start_failure(pod)
     if failure is None:
         return ""

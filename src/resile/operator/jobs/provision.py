@@ -22,7 +22,6 @@ from resile.operator.jobs.master_pod import SECRETS_ANNOTATION
 from resile.operator.workqueue import TryAgain
 
 Secrets = Mapping[str, Object]
-"""A job's Secrets by name."""
 
 
 class Provisioned(msgspec.Struct, frozen=True):
@@ -36,9 +35,7 @@ class Provisioned(msgspec.Struct, frozen=True):
 async def provision(client: Client, job: JobSpec, known: Secrets) -> Provisioned:
     """Make or correct all objects that the job's master needs. A missing Secret gets the content that `known` has.
 
-    Raises:
-        TryAgain: an object of an earlier job of this name is still there.
-        KubeError: the API server does not answer, or refuses a call.
+    Raises `TryAgain` while an object of an earlier job of this name exists, and `KubeError`.
     """
     provisioned, *_ = await together(
         _secrets(client, job, known),
@@ -72,7 +69,6 @@ async def together(*requests: Awaitable[Any]) -> list[Any]:
 
 
 async def _secrets(client: Client, job: JobSpec, known: Secrets) -> Provisioned:
-    """Make the master's Secret with its key pair, and the nodes' Secret, which has the certificate of that pair."""
     pair, pair_made = await _secret(client, master_objects.key_pair(job), job, known)
     given, given_made = await _secret(client, master_objects.credentials(job, pair), job, known)
     trusted = master_objects.trusted(given)
@@ -95,7 +91,6 @@ async def _secret(client: Client, new: Object, job: JobSpec, known: Secrets) -> 
 
 
 async def _make_once(client: Client, kind: Kind, item: Object, job: JobSpec) -> tuple[Object, bool]:
-    """Make an object unless it exists. Returns the object, and True if it was made now."""
     namespace, name = job.namespace, item["metadata"]["name"]
     made = await client.create(kind, item)
     if made is not None:

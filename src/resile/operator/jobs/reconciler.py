@@ -59,9 +59,7 @@ class _Memory(msgspec.Struct):
     uid: str
     restarts: Restarts = Restarts()
     provisioned: float | None = None
-    """When the objects that a master needs were last made or found."""
     secrets: Secrets = {}
-    """The job's Secrets when they were last made or found."""
     pods_removed: bool = False
     read_from: object = None
     """Generation, annotations and labels that `spec` was read from. While they stay the same, it is not read again."""
@@ -135,7 +133,6 @@ class JobReconciler:
         return memory.spec
 
     async def _act(self, action: Action, job: Object, spec: JobSpec, memory: _Memory) -> Object:
-        """Execute one action and return the job's resource as it is afterwards."""
         match action:
             case SetStatus():
                 return await self._set_status(job, action)
@@ -213,7 +210,6 @@ class JobReconciler:
         await self._emit(job, reason, short(sentence), warning=bool(action.lost))
 
     async def _refused(self, job: Object, error: KubeError) -> None:
-        """Write to status and Events why the API server refuses a master's pod: a quota, a policy, a wrong template."""
         message = short(f"the master's pod cannot be created: {error}")
         if self._kind.report_of(job).message != message:
             phase = phase_without_master(self._kind.phase_of(job))

@@ -50,12 +50,9 @@ class KubernetesPlatform:
     ) -> None:
         """Prepare: only `start` and `launch` begin to call the API server. The caller closes `client`.
 
-        Args:
-            spec: the job. The resource with its uid owns every pod and Service.
-            client: of the API server.
-            address: `host:port` where pods reach the master; the master's Service if empty.
-            tls: True if the master speaks TLS.
-            broke: called with an unexpected error of a background task; pods may not be watched or made after it.
+        The resource with the uid of `spec` owns every pod and Service. Pods reach the master at `address`
+        (`host:port`), by default its Service. `broke` is called with an unexpected error of a background task; after
+        it, pods may not be watched or made.
         """
         self._spec = spec
         self._kind = registry.job_kind(spec.kind)
@@ -79,7 +76,6 @@ class KubernetesPlatform:
         self._broke = broke
 
     async def start(self, observe: Callable[[Observation], None]) -> None:
-        """List the job's pods, and watch them. Waits until the API server answers."""
         labels = self._kind.job_selector(self._spec.name)
         news = list_and_watch(self._client, Watched(PODS, self._spec.namespace, labels))
         first = await anext(news)
@@ -175,7 +171,6 @@ class KubernetesPlatform:
             self._launching.pop(node, None)
 
     def _on_not_made(self, node: NodeKey, what: str, error: KubeError) -> None:
-        """Observe a node as `PENDING` because its pod or Service (`what`) cannot be made now. The caller retries."""
         log.warning("the %s of %s cannot be made now: %s", what, node, error)
         pod = self._pods.get(node)
         if pod is not None and not self._is_replaced(node, pod):
@@ -228,7 +223,6 @@ class KubernetesPlatform:
         return await until_answered(f"the pod of {node} cannot be deleted", delete)
 
     async def _ended_by_itself(self, node: NodeKey) -> bool:
-        """Wait up to `LAST_REPORT` for a report that the pod of a lost node ended by itself; True if it comes."""
         if node not in self._pods:
             return False
         try:
@@ -322,7 +316,6 @@ class KubernetesPlatform:
 
 
 def _is_younger(pod: Object, version: str) -> bool:
-    """True if the resourceVersion of `pod` is above `version`; False if they cannot be compared."""
     try:
         return int(pod["metadata"]["resourceVersion"]) > int(version)
     except (KeyError, ValueError):

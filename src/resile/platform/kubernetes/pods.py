@@ -43,15 +43,11 @@ _AWAY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
 
 
 def master_address(spec: JobSpec) -> str:
-    """The `host:port` of the master's Service."""
     return f"{registry.job_kind(spec.kind).master_host(spec.name, spec.namespace)}:{MASTER_PORT}"
 
 
 def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = True) -> Object:
-    """The manifest of a node's pod, from the template of its role; `address` is the `host:port` of the master.
-
-    With `tls`, the node connects by TLS and trusts the certificate that is mounted beside the token.
-    """
+    """The manifest of a node's pod. With `tls`, the node trusts the certificate that is mounted beside the token."""
     kind, role = registry.job_kind(spec.kind), spec.roles[launch.node.role]
     template: Object = copy.deepcopy(role.template)
     metadata = template.get("metadata") or {}
@@ -112,7 +108,6 @@ def service_manifest(spec: JobSpec, role: str, rank: Rank) -> Object:
 
 
 def _prioritise(pod: Object, priority: str, launch: Launch) -> None:
-    """Set the pod's priority class unless it has one. If `priority` is a fraction, so many first ranks get `high`."""
     if not priority or "priorityClassName" in pod:
         return
     if priority in ("high", "low"):
@@ -158,7 +153,6 @@ def _environment(
 
 
 def _resources(given: Object, wanted: NodeResources) -> Object:
-    """Put `wanted` into `given`: memory and GPUs as request and limit, CPU as request; a lower CPU limit is raised."""
     requests, limits = dict(given.get("requests") or {}), dict(given.get("limits") or {})
     if wanted.memory is not None:
         requests["memory"] = limits["memory"] = write_size(wanted.memory)

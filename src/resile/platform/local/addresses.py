@@ -25,7 +25,6 @@ class Addresses:
         self._next = 0
 
     def take(self, in_use: Collection[str]) -> str:
-        """The next free address; raises `AddressesUsedUpError` if all are in use."""
         for _ in range(HOSTS * NETWORKS):
             network, host = divmod(self._next, HOSTS)
             self._next = (self._next + 1) % (HOSTS * NETWORKS)
@@ -65,7 +64,6 @@ class AddressBook:
         self._of[role, rank] = address
 
     def by_role(self, ports: dict[str, int]) -> dict[str, list[str]]:
-        """The `host:port` of every rank by role, in the order of ranks."""
         found: dict[str, list[str]] = {}
         for (role, _), address in sorted(self._of.items()):
             found.setdefault(role, []).append(f"{address}:{ports[role]}")

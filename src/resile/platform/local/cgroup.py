@@ -58,7 +58,6 @@ class MemoryLimits:
         return path
 
     def remove(self, path: Path) -> None:
-        """Remove a node's cgroup if it exists and no process runs in it."""
         with contextlib.suppress(OSError):
             path.rmdir()
         self._prune()

@@ -109,7 +109,6 @@ def node_directory(directory: Path, node: NodeKey) -> Path:
 
 
 def read(path: Path, kind: type[F]) -> F | None:
-    """The content of a file as a `kind`; None if the file is missing or cannot be understood."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):

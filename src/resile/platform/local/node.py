@@ -65,7 +65,6 @@ class LocalNode:
         self._watch(os.pidfd_open(pid))
 
     def could_not_start(self, exit_code: int, sentence: str) -> None:
-        """Record that the node failed before it had a process, with `sentence` as the reason."""
         ended = files.ExitFile(exit_code=exit_code, ended_at=time.time(), error=sentence)
         with contextlib.suppress(OSError):  # perhaps the very reason for which it could not start
             files.write(self._directory / "exit.json", ended)
@@ -114,7 +113,6 @@ class LocalNode:
             self._ask_to_end(grace + BACKSTOP if written else grace)
 
     def release(self) -> None:
-        """Stop watching. The node keeps running."""
         self._close_pipe()
         self._close_pidfd()
         if self._backstop is not None:
@@ -129,7 +127,6 @@ class LocalNode:
         asyncio.get_running_loop().add_reader(pidfd, self._shim_ended)
 
     def _ask_to_end(self, patience: float) -> None:
-        """Send SIGTERM to the shim, which ends the node, and SIGKILL if the shim lives after `patience` seconds."""
         self._signal_shim(signal.SIGTERM)
         if self._backstop is not None:
             self._backstop.cancel()

@@ -55,14 +55,8 @@ class LocalPlatform:
     ) -> None:
         """Prepare to launch nodes; only `start` reads the job directory.
 
-        Args:
-            spec: the job.
-            directory: the job directory, for the files and logs of nodes.
-            master_address: `host:port` where nodes reach the master.
-            secrets: variables for every node, such as the path of the token's file; they replace others of their name.
-            enforce_memory: enforce memory limits; if that is impossible, `warnings` says why.
-            workdir: where the commands run; the current directory if not given.
-            environment: the variables that nodes inherit; those of this process if not given.
+        Every node gets the variables `secrets`, which replace others of their name, and inherits `environment` (by
+        default, of this process). If memory limits cannot be enforced, `warnings` says why. Commands run in `workdir`.
         """
         self._spec = spec
         self._directory = directory.absolute()
@@ -88,7 +82,6 @@ class LocalPlatform:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences that say which memory limits cannot be enforced, and why."""
         return list(self._warnings)
 
     async def start(self, observe: Callable[[Observation], None]) -> None:
@@ -108,7 +101,6 @@ class LocalPlatform:
         return [node.observation for node in self._nodes.values()]
 
     def launch(self, launch: Launch) -> None:
-        """Start a node. If it cannot be started, it is observed as `FAILED` with the reason."""
         key = launch.node
         if key in self._nodes:
             return
@@ -178,7 +170,6 @@ class LocalPlatform:
         return msgspec.structs.replace(record, memory=limit, cgroup=str(cgroup))
 
     def _spawn(self, record: files.NodeFile, launch: Launch) -> tuple[int, int]:
-        """Start the shim, and return its pid and the reading end of its pipe."""
         directory = files.node_directory(self._directory, record.key)
         with contextlib.ExitStack() as undo:
             if self._limits is not None and record.cgroup:

@@ -158,7 +158,6 @@ def descendants() -> dict[int, list[str]]:
 
 
 def group_lives(group: int) -> bool:
-    """True if a descendant of the shim is in this process group and is no zombie."""
     return any(fields[0] != "Z" and fields[2] == str(group) for fields in descendants().values())
 
 

@@ -49,12 +49,6 @@ def node_environment(spec: JobSpec, setting: NodeSetting) -> dict[str, str]:
 
 
 def tf_config(addresses: Mapping[str, Sequence[str]], *, role: str, rank: Rank) -> str:
-    """The value of `TF_CONFIG` for one node of a parameter-server job.
-
-    Args:
-        addresses: `host:port` of every rank by role, in the order of ranks; roles without nodes are left out.
-        role: the node's role.
-        rank: its rank among the nodes of its role.
-    """
+    """`TF_CONFIG` for one node of a parameter-server job; `addresses` has the `host:port` of every rank by role."""
     cluster = {name: list(addresses[name]) for name in ROLE_NAMES if addresses.get(name)}
     return json.dumps({"cluster": cluster, "task": {"type": role, "index": rank}})

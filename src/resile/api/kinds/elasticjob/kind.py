@@ -26,8 +26,6 @@ _WORKERS = f".status.status.replicaStatuses.{WORKER.name}"
 
 
 class ElasticJobKind(JobKind):
-    """ElasticJobs, `elastic.iml.github.io/v1alpha1`."""
-
     name = NAME
     roles = ROLES
     scaled_role = WORKER.name
@@ -110,7 +108,6 @@ class ElasticJobKind(JobKind):
         return _number(pod_labels.get(labels.PREFIXED_RELAUNCH_COUNT))
 
     def is_found_by_address(self, spec: JobSpec, role: str) -> bool:
-        """True for a parameter-server job, whose nodes find each other by address. Other nodes ask the master."""
         return spec.strategy is Strategy.PARAMETER_SERVER
 
     def declared_roles(self, item: Manifest) -> list[str]:

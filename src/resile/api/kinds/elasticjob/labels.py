@@ -28,7 +28,6 @@ PREFIXED_RANK_INDEX = f"{PREFIX}rank-index"
 PREFIXED_RELAUNCH_COUNT = f"{PREFIX}relaunch-count"
 
 MASTERS = {MASTER_APP: MASTER_APP_VALUE}
-"""The labels that select the masters' pods of all jobs."""
 
 JOB_LABELS = (JOB_NAME, PREFIXED_JOB_NAME)
 """The labels by which a pod or a plan names its job."""
@@ -38,7 +37,6 @@ SCALE_TYPE = "scale-type"
 
 
 def role_selector(job: str, role: str) -> dict[str, str]:
-    """The labels that select the pods of a role of a job."""
     return {PREFIXED_JOB_NAME: job, PREFIXED_REPLICA_TYPE: role}
 
 

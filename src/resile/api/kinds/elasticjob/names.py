@@ -23,7 +23,6 @@ def node_name(job: str, role: str, node_id: int) -> str:
 
 
 def node_of(name: str, job: str) -> NodeKey | None:
-    """The node whose pod has this name, the inverse of `node_name`; None if `name` is no name of a node of `job`."""
     match = _NODE_NAME.fullmatch(name)
     if match is None or match["job"] != job:
         return None

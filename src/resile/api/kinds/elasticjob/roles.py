@@ -33,5 +33,4 @@ EVALUATOR = Role(
 )
 
 ROLES = (CHIEF, WORKER, PS, EVALUATOR)
-"""All roles, in the order in which tables list them."""
 ROLE_NAMES = tuple(role.name for role in ROLES)

@@ -17,7 +17,6 @@ from resile.api.manifests.errors import ManifestErrors
 from resile.api.manifests.pod_template import command_of, literal_env, main_container, read_resources, resources_of
 
 NAME = "elasticjob"
-"""The name of this kind, as in `JobSpec.kind`."""
 
 STARTING_REPLICAS = 1
 """The number of nodes of ps and worker in a parameter-server job that scales itself and gives no number."""

@@ -21,8 +21,6 @@ same."""
 
 
 class ScalePlanKind(PlanKind):
-    """ScalePlans, `elastic.iml.github.io/v1alpha1`."""
-
     job_kind = ELASTIC_JOB
     definition = Definition(
         group=GROUP,
