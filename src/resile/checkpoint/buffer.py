@@ -82,7 +82,6 @@ class Buffer:
 
     @classmethod
     def make(cls, name: str) -> Buffer:
-        """A new empty buffer that only this user can open."""
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
         os.fchmod(descriptor, 0o600)
         return cls(descriptor)
@@ -120,12 +119,10 @@ class Buffer:
     # writing -------------------------------------------------------------------------------------------------------
 
     def begin(self, layout: bytes, length: int) -> tuple[int, int]:
-        """Erase the commit record and write the layout. Returns the offsets of the checksums and the data.
+        """Erase the commit record, write the layout, and return the offsets of the checksums and the data.
 
-        Until the next `commit` the buffer holds no checkpoint.
-
-        Raises:
-            ValueError: the buffer is too small and was not changed.
+        Until the next `commit` the buffer holds no checkpoint. Raises ValueError, with no change, if the buffer is too
+        small.
         """
         sums_at, data_at, size = places(layout, length)
         if self.size < size:

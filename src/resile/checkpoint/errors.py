@@ -69,7 +69,6 @@ def not_read(error: Exception, what: str) -> NotReadable:
 
 
 def reason(error: Exception) -> str:
-    """The operating system's message for an error."""
     return (error.strerror if isinstance(error, OSError) else "") or str(error)
 
 

@@ -57,7 +57,6 @@ MAX_WORLD = 1 << 20
 
 
 def _check(rank: int, world: int, length: int, stored: int, items: Iterable[Item]) -> None:
-    """Raise ValueError unless `rank` is in `world` and all items lie within `length` bytes of data."""
     if not (0 <= rank < world <= MAX_WORLD and 0 <= stored <= length):
         raise ValueError(f"rank {rank} of {world} has {stored} of {length} bytes to store")
     for item in items:
@@ -117,7 +116,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, rank=0, world=1, stored=self.length, attempt=attempt)
 
     def stored_items(self) -> tuple[Item, ...]:
-        """The items that this rank writes to storage."""
         return tuple(item for item in self.items if item.offset < self.stored)
 
 

@@ -6,8 +6,6 @@ import logging
 
 
 class LogOnce:
-    """Logs each message once."""
-
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._said: set[str] = set()
@@ -20,8 +18,6 @@ class LogOnce:
 
 
 class LogOnChange:
-    """Logs a recurring problem only when its text changes."""
-
     def __init__(self, log: logging.Logger, level: int = logging.ERROR) -> None:
         self._log = log
         self._level = level

@@ -62,8 +62,6 @@ class Reserve(_Request, frozen=True, kw_only=True):
 
 
 class Reserved(_Request, frozen=True, kw_only=True):
-    """Answers `Reserve`. If `error` is empty, the buffers are large enough."""
-
     error: str = ""
 
 
@@ -75,8 +73,6 @@ class Store(_Request, frozen=True, kw_only=True):
 
 
 class Stored(_Request, frozen=True, kw_only=True):
-    """Answers `Store`. If `error` is empty, the checkpoint is in storage."""
-
     sequence: int
     error: str = ""
 
@@ -97,8 +93,6 @@ class SendReplica(_Request, frozen=True, kw_only=True):
 
 
 class ReplicaSent(_Request, frozen=True, kw_only=True):
-    """Answers `SendReplica`. If `error` is empty, the partner has the copy."""
-
     sequence: int
     error: str = ""
 
@@ -194,7 +188,7 @@ class MemoryClient:
         return answer
 
     def has_partner(self) -> bool:
-        """True if another node keeps replicas for this one."""
+        """True if another node keeps replicas for this one; False also if the agent does not answer."""
         try:
             return self._ask(AskReplica(), ReplicaIs)[0].there
         except OSError:
@@ -255,7 +249,7 @@ class MemoryClient:
             return False
 
     def _say(self, word: ToAgent) -> None:
-        """Send a message. Received ones are read first, as the agent does not wait for a process that reads nothing."""
+        """Send a message. Reads received messages first: the agent does not wait for a process that reads nothing."""
         packet = msgspec.msgpack.encode(word)
         with self._turn:
             self._take()

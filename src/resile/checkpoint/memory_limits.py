@@ -55,14 +55,11 @@ def _machine(proc: Path) -> int | None:
 
 
 def _container(proc: Path, cgroup: Path) -> int | None:
-    """Bytes left in this process's cgroup or in one above it, whichever has fewer; None if none has a limit."""
     left = [_left(group, names) for group, names in _groups(proc, cgroup)]
     return min((each for each in left if each is not None), default=None)
 
 
 class _Names(NamedTuple):
-    """The names of the files that tell the memory of a cgroup."""
-
     limit: str
     used: str
     droppable: str
@@ -74,7 +71,6 @@ _V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_f
 
 
 def _groups(proc: Path, cgroup: Path) -> Iterator[tuple[Path, _Names]]:
-    """The cgroup of this process and all above it, with the names of their files."""
     own = {_V2: "", _V1: ""}
     with contextlib.suppress(OSError, ValueError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():

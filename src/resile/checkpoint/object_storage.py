@@ -37,8 +37,6 @@ DAMAGED = "damaged.metadata"
 
 
 class ObjectStorage(StepStorage):
-    """The checkpoints under one URL."""
-
     def __init__(self, url: str, *, keep_last: int = 0, keep_every: int = 0) -> None:
         """Connect to the store. Raises NotWritable if fsspec is not installed, or knows no such store."""
         super().__init__(keep_last=keep_last, keep_every=keep_every)
@@ -89,9 +87,7 @@ class ObjectStorage(StepStorage):
     def put(self, step: int, layout: Layout, blocks: Iterator[memoryview], sums: Sequence[int]) -> bool:
         """Write one rank's part: the `blocks` of its data, then its checksums. Returns True if that completed the step.
 
-        Raises:
-            StorageError: the store refused the part.
-            IncompleteBuffer: `blocks` raised it.
+        Raises StorageError if the store refused the part, and IncompleteBuffer if `blocks` raises it.
         """
         attempt = attempt_word(layout.attempt)
         try:
@@ -159,7 +155,6 @@ class ObjectStorage(StepStorage):
 
     @contextlib.contextmanager
     def _reading(self, step: int, name: str) -> Iterator[None]:
-        """While `name` is read: raise IncompleteBuffer if it does not exist, NotReadable if it is not returned."""
         with self._answering(f"{name} in {self.where(step)}"):
             try:
                 yield
@@ -172,7 +167,6 @@ class ObjectStorage(StepStorage):
     @staticmethod
     @contextlib.contextmanager
     def _answering(what: str) -> Iterator[None]:
-        """Turn anything that the store's library raises into `NotReadable`."""
         try:
             yield
         except (IncompleteBuffer, NotReadable):

@@ -68,11 +68,7 @@ class StepStorage(abc.ABC):
         return sorted(step for step in self._step_directories() if self.has(step))
 
     def store(self, buffer: Buffer, record: Record) -> bool:
-        """Write the part that a buffer holds. Returns True if that completed the step.
-
-        Raises:
-            StorageError: the buffer was overwritten meanwhile, or storage refused the part.
-        """
+        """Write a buffer's part. True if that completed the step. StorageError if overwritten meanwhile or refused."""
         try:
             layout = buffer.layout(record)
             if self._is_taken(record.step) or (layout.replicated and not layout.whole):
@@ -93,7 +89,6 @@ class StepStorage(abc.ABC):
     def _store(self, buffer: Buffer, record: Record, layout: Layout) -> bool: ...
 
     def _expired(self, steps: list[int]) -> list[int]:
-        """Those of the committed `steps` (oldest first) that neither `keep_last` nor `keep_every` keeps."""
         old = steps[: -self._keep_last] if self._keep_last else []
         return [step for step in old if not self._keep_every or step % self._keep_every]
 
@@ -120,11 +115,7 @@ class Storage(StepStorage):
         return path
 
     def check_writable(self) -> None:
-        """Test storage by creating a file and removing it again.
-
-        Raises:
-            NotWritable: nothing can be written, and waiting does not cure that. Other errors are left to `store`.
-        """
+        """Create and remove a file. Raises NotWritable if it fails for good; `store` meets all other errors."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             probe = self.directory / probe_name()
@@ -152,7 +143,7 @@ class Storage(StepStorage):
             raise not_stored(error, record.step, str(self.directory)) from error
 
     def finish(self, draft: Path, step: int, layout: Layout, sums: Iterable[int]) -> bool:
-        """Add this rank's part file; its data is in `draft`. If no part is missing, commit the step: True."""
+        """Add this rank's part file; its data is in `draft`. Commit the step and return True if no part is missing."""
         write_atomically(draft / part_file(layout.rank), Part.of(layout, step, sums).encode())
         return self._commit(draft, step, layout.world)
 
@@ -180,9 +171,8 @@ class Storage(StepStorage):
     def parts(self, step: int) -> list[Part]:
         """The parts of a step, by rank; none if plain DCP wrote it.
 
-        Raises:
-            IncompleteBuffer: a part is damaged, or `.metadata` does not belong to the parts.
-            NotReadable: storage does not return the parts.
+        Raises IncompleteBuffer if a part is damaged or `.metadata` does not belong to the parts, and NotReadable if
+        storage does not return the parts.
         """
         with self._reading(step, "its parts"):
             parts = self._parts(self.path(step))
@@ -191,23 +181,13 @@ class Storage(StepStorage):
         return parts
 
     def metadata(self, step: int) -> bytes:
-        """The contents of DCP's `.metadata`.
-
-        Raises:
-            IncompleteBuffer: it does not exist.
-            NotReadable: storage does not return it.
-        """
+        """The contents of DCP's `.metadata`. Raises IncompleteBuffer if it is missing, NotReadable if unreadable."""
         with self._reading(step, METADATA):
             return (self.path(step) / METADATA).read_bytes()
 
     @contextlib.contextmanager
     def data(self, step: int, part: Part) -> Iterator[IO[bytes]]:
-        """Open the data of a part for reading.
-
-        Raises:
-            IncompleteBuffer: it does not exist.
-            NotReadable: storage does not return it, now or during the reading.
-        """
+        """Open a part's data. Raises IncompleteBuffer if missing, NotReadable if unreadable, also while it is read."""
         name = data_file(part.rank)
         with self._reading(step, name), (self.path(step) / name).open("rb") as file:
             yield file
@@ -299,7 +279,6 @@ class Storage(StepStorage):
 
 
 def attempt_word(attempt: str) -> str:
-    """An attempt's name, made fit for a file name."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", attempt)
 
 
@@ -315,8 +294,7 @@ def open_storage(directory: str, *, keep_last: int = 0, keep_every: int = 0) -> 
 def sealed(buffer: Buffer, record: Record) -> Sequence[int]:
     """The checksums of a buffer, computed now if the process that filled it ended before it computed them.
 
-    Raises:
-        IncompleteBuffer: they are damaged, or the buffer was overwritten meanwhile.
+    Raises IncompleteBuffer if they are damaged, or the buffer was overwritten meanwhile.
     """
     sums = buffer.sums(record)
     if sums is not None:

@@ -314,7 +314,6 @@ class Checkpointer:
         return None
 
     def _laid_out(self, leaves: list[Leaf]) -> tuple[Layout, bytes]:
-        """The layout of `leaves` on this rank, and its JSON. The last layout is used again if it still fits."""
         self._save_group.meet()
         leads = self._local_rank == 0 and self.in_memory
         saver = Saver(self.collectives.rank, self.collectives.world, leads, self._save_group.attempt)
@@ -365,7 +364,6 @@ class Checkpointer:
         return not why
 
     def _store_directly(self, step: int, layout: Layout, leaves: list[Leaf]) -> bool:
-        """Write a step to storage without a buffer, and wait for the disk. If that fails, log why and return False."""
         assert self.storage is not None
         try:
             store_directly(self.storage, step, layout, leaves)

@@ -337,7 +337,6 @@ class Elastic:
         return self.stepped
 
     def _steps_until(self, epochs: int) -> int:
-        """The number of steps after `epochs` epochs in a world of this size; 0 if unknown."""
         sampler = self.sampler
         if sampler is None or sampler.size is None:
             return 0

@@ -108,7 +108,6 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
             self._save(state)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        """Finish an overlapped save before parameters change."""
         self._continuation.before_update()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
@@ -143,7 +142,6 @@ def _check_that_ranks_are_alike(trainer: Any) -> None:
 
 @contextlib.contextmanager
 def _folder(state: str) -> Iterator[str]:
-    """A temporary checkpoint folder that has only `state`, the JSON with the `Trainer`'s position."""
     with tempfile.TemporaryDirectory(prefix="resile-") as folder:
         Path(folder, STATE_FILE).write_text(state, encoding="utf-8")
         yield folder

@@ -59,7 +59,6 @@ class ResileEnvironment(ClusterEnvironment):  # type: ignore[misc]
 
     @property
     def creates_processes_externally(self) -> bool:
-        """True, because the launcher has started all training processes."""
         return True
 
     @property
@@ -72,7 +71,6 @@ class ResileEnvironment(ClusterEnvironment):  # type: ignore[misc]
 
     @staticmethod
     def detect() -> bool:
-        """True if a launcher has started this process."""
         return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
     def world_size(self) -> int:
@@ -187,7 +185,6 @@ class ResileCallback(Callback):  # type: ignore[misc]
             self._loops = None
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Finish an overlapped save before parameters change."""
         self._continuation.before_update()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -199,7 +196,6 @@ class ResileCallback(Callback):  # type: ignore[misc]
                 self._loops = trainer.fit_loop.state_dict()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save the last step."""
         if self._step:
             self._save(trainer, trainer.fit_loop.state_dict(), [], last=True)
 
@@ -210,7 +206,6 @@ class ResileCallback(Callback):  # type: ignore[misc]
         self._continuation.close()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Wait until storage has the steps that were sent to it, and close the checkpointer."""
         self._continuation.close()
 
     def _resumable(self, trainer: Any, process: Callable[[Any], Any]) -> Callable[[Any], Any]:

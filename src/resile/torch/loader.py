@@ -180,8 +180,6 @@ def dealt(sampler: Position, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]
 
 
 class _Asks:
-    """The `sampler` of torch's loader, which yields the requests of the current iteration."""
-
     def __init__(self) -> None:
         self.now: Iterator[ReadRequest] = iter(())
 

@@ -157,7 +157,6 @@ class Position:
         return completed >= 0 and (self.size is None or completed <= self.size)
 
     def _order(self) -> Callable[[int, int], list[int]]:
-        """A function that returns the samples between two positions of this epoch's order."""
         if self.size is not None and self._shuffled_together:
             return EpochOrder(self.size, self._seed, self.epoch).between
         return lambda start, stop: list(range(start, stop))
@@ -364,7 +363,6 @@ def _checked(rank: int, world: int) -> tuple[int, int]:
 
 
 def _place_in_group() -> tuple[int, int] | None:
-    """Rank and world of the process group; None without one."""
     dist = sys.modules.get("torch.distributed")  # a process with a group has imported it
     if dist is None or not (dist.is_available() and dist.is_initialized()):
         return None
@@ -372,5 +370,4 @@ def _place_in_group() -> tuple[int, int] | None:
 
 
 def _found_place() -> tuple[int, int]:
-    """Rank and world of the process group if there is one, else of the environment, else of a single process."""
     return _place_in_group() or _checked(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))

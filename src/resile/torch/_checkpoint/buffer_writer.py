@@ -41,7 +41,6 @@ class BufferWriter:
         self._populating: list[Future[None]] = []
 
     def verify_ahead(self, buffers: Sequence[Buffer]) -> Verification | None:
-        """Begin to verify the newest step that an earlier process left in these buffers; None if there is none."""
         return verify_ahead(buffers, self._sealer)
 
     def populate(self) -> None:
@@ -108,7 +107,6 @@ class BufferWriter:
             copying.result()
 
     def wait_sealed(self) -> None:
-        """Wait until all saves so far have their checksums."""
         for sealing in list(self._sealing.values()):
             sealing.result()
 

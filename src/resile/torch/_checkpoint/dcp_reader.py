@@ -75,7 +75,6 @@ def read_metadata(storage: AnyStorage, step: int) -> Any:
 
 
 def _reader(storage: AnyStorage, step: int, contents: Any) -> Any:
-    """A reader of DCP for one step, which uses the metadata `contents` that `read_metadata` returned."""
     if isinstance(storage, Storage):
         reader = dcp.FileSystemReader(storage.path(step))
     else:

@@ -63,7 +63,6 @@ def parts(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, An
 
 
 def refuse_duplicates(leaves: Iterable[Leaf]) -> None:
-    """Raise ValueError if two leaves share a name, because a checkpoint could hold only one of them."""
     known: dict[str, Path] = {}
     for leaf in leaves:
         key = leaf.key
@@ -124,7 +123,6 @@ def _optimizer_leaves(root: Path, optimizer: Any, names: Mapping[int, Name]) -> 
 
 
 def _called(optimizer: Any, names: Mapping[int, Name]) -> list[list[str]]:
-    """The names of an optimizer's parameters, by parameter group. A name that two modules have is given in full."""
     groups = [
         [names.get(id(p)) or Name(*[f"param_{number}_{place}"] * 2) for place, p in enumerate(group["params"])]
         for number, group in enumerate(optimizer.param_groups)
@@ -180,7 +178,6 @@ def _names(found: Iterable[tuple[Path, Any]]) -> dict[int, Name]:
 
 
 def unwrap(module: Any) -> Any:
-    """The module inside a DistributedDataParallel wrapper, or the module itself if it is not wrapped."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
@@ -189,7 +186,6 @@ def _clean(name: str) -> str:
 
 
 def local(tensor: Any) -> Any:
-    """The part of a sharded tensor that this process has; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -218,7 +214,6 @@ class LoadTarget:
         self._covered: dict[Path, dict[tuple[int, ...], int]] = {}
 
     def wants(self, path: Path) -> bool:
-        """True if the state has an entry of the name with which this path begins."""
         return path[0][1] in self._state
 
     def tensor(self, path: Path, dtype: Any, shape: tuple[int, ...], *, array: bool = False) -> Any:
@@ -250,7 +245,6 @@ class LoadTarget:
         return ""
 
     def value(self, path: Path, value: Any) -> None:
-        """Collect the checkpoint's value for this path, which is no tensor."""
         self._loaded[path] = value
 
     def check(self, paths: Iterable[Path]) -> None:

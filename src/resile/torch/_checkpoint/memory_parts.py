@@ -51,7 +51,6 @@ class Verification:
         """True once `finish` was called. The result cannot be used again."""
 
     def begin(self, background: Executor) -> None:
-        """Begin the comparison on another thread."""
         self._begun = background.submit(run_jobs, 1, self._left)
 
     def finish(self, threads: int) -> None:
@@ -94,7 +93,6 @@ class Memory(NamedTuple):
     """Verifications that are already under way."""
 
     def offers(self) -> Iterator[Offer]:
-        """Yield the parts that this rank can read, as offers to all ranks."""
         for kind, buffers in ((Kind.OWN, self.own), (Kind.LEADER, self.leaders), (Kind.COPY, self.copies)):
             for _, record, layout in _complete(buffers, leads=kind is Kind.LEADER):
                 yield Offer(
@@ -136,10 +134,7 @@ class Memory(NamedTuple):
 
 
 def _complete(buffers: Iterable[Buffer], *, leads: bool) -> Iterator[tuple[Buffer, Record, Layout]]:
-    """Yield each buffer that holds a complete part, with its record and layout.
-
-    A state that all ranks have alike is complete only in the buffers of rank 0 and of a node's leader (`leads`).
-    """
+    """A state that all ranks have alike is complete only in the buffers of rank 0 and of a node's leader (`leads`)."""
     for buffer in buffers:
         record = buffer.record()
         if record is not None:

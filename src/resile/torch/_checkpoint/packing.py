@@ -142,7 +142,6 @@ class PackedState:
         raise Damaged(f"the checksum of {where} is wrong, in {names}{more}")
 
     def _sums(self, start: int, end: int) -> list[int]:
-        """The checksums of the chunks between two offsets, computed on this thread only."""
         found: list[int] = []
         for at in range(start, end, COMPARED):
             stop = min(at + COMPARED, end)

@@ -61,7 +61,6 @@ def _running() -> int:
 
 
 def _running_here() -> int:
-    """The number of threads of this process that run, including this one."""
     running = 0
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{thread}/stat") as file:

@@ -98,7 +98,6 @@ def _tried(value: Any, key: str) -> bytes:
 
 
 def _culprit(value: Any) -> Any:
-    """The innermost value in `value` that `pickled` refuses; `value` itself if it holds no such value."""
     inside: list[Any] = []
     if isinstance(value, dict):
         inside = [*value, *value.values()]

@@ -113,7 +113,6 @@ class Extent(NamedTuple):
     shape: tuple[int, ...]
 
     def overlap(self, other: Extent) -> Extent | None:
-        """The intersection of two blocks of one tensor; None if it is empty."""
         origin = tuple(map(max, self.origin, other.origin))
         ends = [min(a + b, c + d) for a, b, c, d in zip(*self, *other, strict=True)]
         shape = tuple(end - start for start, end in zip(origin, ends, strict=True))
@@ -127,7 +126,6 @@ class Extent(NamedTuple):
 
 
 def extent_of(tensor: Any) -> Extent:
-    """The block of a sharded tensor that this rank has; all of any other tensor."""
     if isinstance(tensor, DTensor):
         piece = piece_of(tensor)
         return Extent(piece.origin, piece.shape)
@@ -135,8 +133,6 @@ def extent_of(tensor: Any) -> Extent:
 
 
 class Saver(NamedTuple):
-    """The rank that a layout is made for."""
-
     rank: int
     world: int
     leads: bool
@@ -219,7 +215,6 @@ def _align(offset: int) -> int:
 
 
 def _keeps(saver: Saver, leaf: Leaf) -> bool:
-    """True if the rank keeps this leaf. Plain tensors, which all ranks have alike, are kept by leaders and rank 0."""
     plain = isinstance(leaf.value, torch.Tensor) and not isinstance(leaf.value, DTensor)
     return not plain or saver.leads or saver.rank == 0
 
@@ -242,10 +237,7 @@ def _is_of(item: Item | None, leaf: Leaf) -> bool:
 
 
 def estimate_growth(state: Mapping[str, Any], *, leads: bool) -> int:
-    """Estimate the bytes that optimizers will add to this rank's part at their first step.
-
-    Memory for these bytes is reserved before the first save. `leads` is as in `Saver`.
-    """
+    """Estimate the bytes that optimizers will add to this rank's part at their first step. `leads` is as in `Saver`."""
     total = 0
     for _, part in parts(state):
         if isinstance(part, torch.optim.Optimizer):

@@ -62,16 +62,12 @@ class Gap(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A part that one rank sends to others."""
-
     part: int
     source: int
     takers: tuple[int, ...]
 
 
 class RestorePlan(NamedTuple):
-    """A step, and how all ranks get it."""
-
     step: int
     source: Source
     attempt: int = 0
@@ -108,7 +104,7 @@ def best_plan(
 
 
 def gaps(rows: Sequence[Sequence[Offer]]) -> list[Gap]:
-    """The steps of which all ranks together (`rows` has the offers of each) have only some parts, newest first."""
+    """The steps of which all ranks together have only some parts, newest first. `rows` has the offers of each rank."""
     found: dict[tuple[int, int, int], set[int]] = {}
     firsts = set()
     for offer in (offer for row in rows for offer in row if not offer.shared):

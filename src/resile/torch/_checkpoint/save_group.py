@@ -71,15 +71,16 @@ class BufferChoice(NamedTuple):
     """The buffer that a rank overwrites with its next save."""
 
     number: int
-    """Index of the buffer to overwrite."""
     busy: bool
     """True if some rank is still storing its other buffer, so that this save cannot go to storage now."""
 
 
 def to_keep(statuses: Sequence[SaveStatus], *, partnered: bool) -> int | None:
-    """The sequence number of the save that all ranks keep; 0 if each keeps its last; None if all skip the step.
+    """The sequence number of the save that no rank may overwrite with the save that begins.
 
-    With `partnered`, other nodes keep replicas of the last two saves. Then only the older of the two is overwritten.
+    It is 0 if this group has saved nothing yet: then each rank overwrites its older buffer. None if all ranks skip the
+    save, because storage still needs a buffer. With `partnered`, only the older of the last two saves may be
+    overwritten.
     """
     common = set.intersection(*({each.first, each.second} for each in statuses)) - {0}
     if not common:  # this group has saved nothing yet
@@ -174,10 +175,7 @@ class SaveGroup:
         return highest, made
 
     def free(self) -> BufferChoice | None:
-        """The buffer to overwrite with a step that is not sharded; None if both wait for storage.
-
-        It is the older buffer among those that do not wait for storage.
-        """
+        """The older of the buffers that do not wait for storage, for a state that is not sharded; None if both wait."""
         ages = []
         for number, buffer in enumerate(self._memory.buffers):
             record = buffer.record()

@@ -63,7 +63,6 @@ class StoreQueue:
         self._deferred = (number, sequence)
 
     def drop_deferred(self) -> None:
-        """Forget the deferred save, because a newer one is due or the process group has changed."""
         self._deferred = None
 
     def follow_up(self, overwritten: int | None) -> None:
@@ -154,10 +153,7 @@ def _blocks(file: IO[bytes]) -> Iterator[memoryview]:
 
 
 def _fill_file(descriptor: int, layout: Layout, leaves: list[Leaf]) -> list[int]:
-    """Write a checkpoint through a mapping of the file, and return its checksums.
-
-    Space is allocated first, because writing to a page without disk space would kill the process.
-    """
+    """Returns checksums. Allocates space first: writing to a mapped page without disk space would kill the process."""
     os.posix_fallocate(descriptor, 0, layout.length)
     with contextlib.closing(Buffer(os.dup(descriptor))) as file:
         packed = PackedState(file.map(), 0, layout)

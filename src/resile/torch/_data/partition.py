@@ -49,13 +49,9 @@ def part(total: int, rank: int, world: int) -> tuple[int, int]:
 
 
 def passes(total: int, rank: int, world: int, largest: int | None = None) -> list[Pass]:
-    """The passes of one rank in a step of `total` samples, at least one.
+    """The passes of one rank in a step of `total` samples (at least 1). There is at least one pass.
 
-    Args:
-        total: samples of the step, at least 1.
-        rank: the rank that makes the passes.
-        world: number of ranks.
-        largest: samples that a rank can hold in one pass; None: any number, so that there is one pass.
+    `largest` is the number of samples that a rank can hold in one pass; None: any number, so that there is one pass.
     """
     begin, end = part(total, rank, world)
     most = -(-total // world)

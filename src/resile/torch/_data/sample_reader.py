@@ -48,8 +48,6 @@ def asks(first: ReadRequest, size: int | None, drop_last: bool) -> Iterator[Read
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """Makes batches of samples, with the script's `transform` and `collate`."""
-
     collate: Callable[[list[Any]], Any]
     largest: int | None
     """Most samples in one pass."""
@@ -59,7 +57,6 @@ class Samples(msgspec.Struct, frozen=True):
         return self.collate([self.transform(sample) for sample in samples] if self.transform else list(samples))
 
     def passes(self, ask: ReadRequest, total: int) -> list[Pass]:
-        """The passes of the rank that `ask` names, in a step of `total` samples."""
         return passes(total, ask.rank, ask.world, self.largest)
 
 
@@ -81,8 +78,6 @@ class Reader:
 
 
 class MapReader(Reader):
-    """Reads a data set whose samples are fetched by index."""
-
     def __init__(self, dataset: Any, samples: Samples, newest: Any, *, size: int, seed: int, shuffle: bool) -> None:
         super().__init__(samples, newest)
         self._dataset = dataset

@@ -19,7 +19,6 @@ class EpochOrder(ShuffledOrder):
     """The same order as `ShuffledOrder`, computed faster for many positions if numpy is imported."""
 
     def between(self, start: int, stop: int) -> list[int]:
-        """The numbers of the samples at positions [start, stop) of the order."""
         numpy: Any = sys.modules.get("numpy")
         if numpy is None or stop - start < FEW or self._carries:
             return super().between(start, stop)

@@ -67,7 +67,6 @@ class _Bucket:
             self.divisor = torch.tensor(world, dtype=self.flat.dtype, device="cpu") if exact else world
 
     def send(self) -> Any:
-        """Start the sum over all ranks and return torch's handle of the collective."""
         self._had.fill_(1)
         self._without = [number for number, slot in enumerate(self.slots) if slot.without]
         for number in self._without:
@@ -96,8 +95,6 @@ class _Bucket:
 
 
 class _Slot:
-    """The position of one gradient in its bucket."""
-
     def __init__(self, bucket: _Bucket, parameter: torch.nn.Parameter, view: torch.Tensor) -> None:
         self.bucket = bucket
         self.parameter = parameter
@@ -191,9 +188,8 @@ class Averager:
     def finish(self) -> None:
         """End the step's backward passes. Every gradient is the mean over the world when this returns.
 
-        A gradient that this rank lacks counts as 0. A gradient that all ranks lack stays None.
-
-        Raises GroupLost if the group broke; the gradients are unusable then.
+        A gradient that this rank lacks counts as 0; one that all ranks lack stays None. Raises GroupLost if the group
+        broke: the gradients are unusable then.
         """
         if self._open:
             self._average()

@@ -24,7 +24,6 @@ class Collectives:
     """Exchanges numbers, texts and tensors between the ranks of a training. Several ranks need a process group."""
 
     def __init__(self, group: Group | None = None) -> None:
-        """`group` is the round's group; None outside a round."""
         self._group = group
 
     def use(self, group: Group | None) -> None:
@@ -45,7 +44,6 @@ class Collectives:
 
     @property
     def device(self) -> Any:
-        """The device on which the group's backend wants its tensors."""
         if dist.get_backend() == "nccl":
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")

@@ -83,7 +83,6 @@ class LoopCheckpoints:
         self._saved = None
 
     def taken(self, step: int, parts: Parts) -> None:
-        """Save `step`, which was just taken, if it is a multiple of `every`."""
         if step % self._every == 0:
             self.save(step, parts)
 
@@ -120,6 +119,5 @@ class LoopCheckpoints:
 
 
 def _lost_mark() -> Path | None:
-    """The file that marks the training's state as lost for later processes of this agent; None without an agent."""
     socket = os.environ.get(AGENT_SOCKET)
     return Path(socket).with_name("lost-for-good") if socket else None

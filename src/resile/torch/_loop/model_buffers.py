@@ -22,8 +22,6 @@ Place = tuple[int, str]
 
 
 class _Kept(NamedTuple):
-    """A buffer's tensor, and a copy of the values that it had after the last step that was taken."""
-
     tensor: torch.Tensor
     copy: torch.Tensor
 

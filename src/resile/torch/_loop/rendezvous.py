@@ -228,14 +228,12 @@ class Rendezvous:
         return state_sync.SyncResult(0, state_sync.FROM_CHECKPOINT)
 
     def _exchange(self, holds: int) -> state_sync.StateSync:
-        """Exchange with all members how many steps and loops each has finished. `holds` is as in `MemberState`."""
         state = self._state
         standing = state_sync.MemberState(state.completed, holds)
         message = state_sync.SyncMessage(standing, self._identity, self.loops, state.digest() if holds else 0)
         return state_sync.exchange(message, self._ranks)
 
     def _enter(self, assignment: WorkerAssignment, found: state_sync.SyncResult) -> None:
-        """Make this process a member of the round, with the state `found` on which the members agreed."""
         self.rank, self.world, self.round = assignment.rank, assignment.world_size, assignment.round
         _tell_script(assignment)
         enter_round(assignment.round)
@@ -254,7 +252,6 @@ class Rendezvous:
 
 
 def _tell_script(assignment: WorkerAssignment) -> None:
-    """Set the variables that torchrun would have set for this round, for the script to read."""
     os.environ.update(
         RANK=str(assignment.rank),
         WORLD_SIZE=str(assignment.world_size),

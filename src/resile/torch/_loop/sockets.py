@@ -19,7 +19,6 @@ KNOCK = 0.5
 
 
 def opened() -> set[Known]:
-    """The sockets that this process has open now."""
     found = set()
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

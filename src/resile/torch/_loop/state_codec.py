@@ -42,7 +42,6 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
         return math.prod(self.sizes) * int(self._type.itemsize)
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """A new uninitialized tensor of this type and these sizes. Raises BadState if there can be none."""
         return torch.empty(self.sizes, dtype=self._type, device=device)
 
     @property
@@ -87,7 +86,6 @@ def rebuild(description: Description, tensors: list[torch.Tensor]) -> Any:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The state `value` with all its tensors on `device`."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, dict):

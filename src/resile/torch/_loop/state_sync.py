@@ -60,7 +60,6 @@ class StateSync(NamedTuple):
 
     @property
     def loops(self) -> int:
-        """How many loops the member that is furthest in the script has finished."""
         return max(message.loops for message in self.messages)
 
     @property
@@ -87,7 +86,6 @@ class StateSync(NamedTuple):
 
     @property
     def trained(self) -> bool:
-        """True if some member's state is the result of training."""
         return any(state.holds for state in self.states)
 
 
@@ -218,5 +216,4 @@ def _parcels(shapes: Sequence[state_codec.Shape]) -> Iterator[list[int]]:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory as bytes, which every backend can send."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -61,7 +61,6 @@ class TrainState:
         self.completed += 1
 
     def undo(self) -> None:
-        """Set the buffers of the model's modules back to their values before an aborted step."""
         if self._training is not None:
             self._training.undo()
 
@@ -81,7 +80,6 @@ class TrainState:
         self._training = LoopTraining(self._build(), self._rest)
 
     def digest(self) -> int:
-        """A number that is equal on ranks with the same parameters; 0 for a sharded model, which is not compared."""
         return 0 if self.rebuilt else self.training.digest()
 
     def adopt(self, found: state_sync.SyncResult) -> None:

@@ -66,14 +66,10 @@ class LoopTraining:
 
     @property
     def under_way(self) -> bool:
-        """True while a collective of this step is pending."""
         return self._averager.under_way
 
     def begin(self, world: int, backwards: int, group: Group | None) -> None:
-        """Begin a step and discard all gradients, also those that an aborted step has left.
-
-        The arguments are those of `Averager.begin`.
-        """
+        """Begin a step and discard all gradients. The arguments are those of `Averager.begin`."""
         self._world, self._group, self._open = world, group, True
         self._averager.begin(world, backwards, group)
         for parameter in self._sharded:
@@ -106,7 +102,6 @@ class LoopTraining:
         self._open = False
 
     def abandon(self) -> None:
-        """End a step whose group was aborted. Its collectives change nothing after this returns."""
         self._averager.abandon()
 
     def undo(self) -> None:
@@ -138,7 +133,7 @@ class LoopTraining:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load the `state` of another rank, whose tensors are in host memory."""
+        """Load what `state` returned on another rank. Its tensors are in host memory."""
         for name, part in self.parts.items():
             theirs = state["parts"][name]
             copies = part is self.model or part is self.optimizer  # other parts may keep the tensors they are given

@@ -122,7 +122,6 @@ def _all_gloo() -> bool:
 
 
 def _ends_within(work: Any, seconds: float) -> bool:
-    """True if a collective ends within `seconds`, else False. Raises RuntimeError if the collective failed."""
     try:
         _torch_wait(work, timedelta(seconds=seconds))
         return True

@@ -41,7 +41,6 @@ def check_directory(directory: Any, store_every: int) -> None:
 
 
 def check_state(state: Any) -> None:
-    """Raise TypeError if the state to be saved or restored is not a dictionary."""
     if not isinstance(state, Mapping):
         raise TypeError(f'state: must be a dictionary, such as {{"model": model}}, not {_shown(state)}')
 
@@ -98,7 +97,6 @@ def check_known(given: Mapping[str, Any], known: Mapping[str, Any], whose: str) 
 
 
 def check_checkpointer(checkpointer: Any, every: Any) -> None:
-    """Raise TypeError if `checkpointer` is of another class, ValueError if it is None although `every` is not 1."""
     if checkpointer is None:
         if every != 1:
             raise ValueError("every: steps between two checkpoints need a checkpointer to save them; give one")

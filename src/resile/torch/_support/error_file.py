@@ -78,7 +78,6 @@ def _record(error: Exception, permanent: bool) -> str:
 
 
 def _brief(error: BaseException, frames: Iterable[traceback.FrameSummary]) -> str:
-    """The traceback as text, without `frames` of resile, Python's own library and installed packages."""
     own = [frame for frame in frames if not _is_library(frame.filename)]
     text = in_brief(error) if is_peer_loss(error) else str(error)
     lines = traceback.format_list(own)

@@ -37,7 +37,6 @@ class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
         self.setFormatter(logging.Formatter(FORMAT))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record unless the script has handlers of its own by now."""
         source = logging.getLogger(record.name)
         if not self._is_alone(source):
             self._retire(source, record)

@@ -133,7 +133,6 @@ class Continuation:
             self._random = None
 
     def is_due(self, step: int) -> bool:
-        """True if a step is to be saved, because `save_every` steps have passed since the last save."""
         return step - self._tried >= self._save_every
 
     def save(
@@ -178,7 +177,6 @@ class Continuation:
             checkpointer.close()
 
     def _settle(self) -> None:
-        """Wait until storage has all steps that were sent to it. If one cannot be stored, log why and go on."""
         try:
             if self._checkpointer is not None:
                 self._checkpointer.wait()
@@ -217,7 +215,6 @@ def _unpacked(data: torch.Tensor) -> Any:
 
 
 def _gathered(mine: torch.Tensor) -> torch.Tensor:
-    """Gather the bytes of all ranks, one row for each rank, padded to the longest row."""
     ranks = Collectives()
     if ranks.world == 1:
         return mine.unsqueeze(0)

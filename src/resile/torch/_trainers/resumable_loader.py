@@ -58,7 +58,6 @@ class ResumableLoader:
 
     @property
     def batches(self) -> int:
-        """How many batches this epoch has yielded."""
         return self._batches
 
     def state_dict(self, unused: int = 0) -> dict[str, Any]:
@@ -66,7 +65,6 @@ class ResumableLoader:
         return {"batches": max(self._batches - unused, 0), "random": self._began_with}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next iteration begin at a position that `state_dict` returned."""
         self._resume = (state["batches"], state["random"])
 
     def _rest(self) -> Iterator[Any]:
@@ -98,8 +96,6 @@ class ResumableLoader:
 
 
 class _Indices:
-    """A batch sampler that yields given batches, each a list of indices."""
-
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
 
@@ -108,7 +104,6 @@ class _Indices:
 
 
 def _with_indices(loader: Any, indices: Iterator[Any]) -> Iterable[Any]:
-    """A `DataLoader` with the settings of `loader` that loads the batches of `indices`."""
     alike: Iterable[Any] = DataLoader(
         loader.dataset,
         batch_sampler=_Indices(indices),
