@@ -42,8 +42,6 @@ Fault = KillProcess | KillNode | FreezeNode | ThawNode | KillMaster
 
 
 class Injected(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of an injected fault."""
-
     what: str
     at: float
     """The wall clock just before the first signal, in seconds since 1970."""

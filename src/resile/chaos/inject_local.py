@@ -46,7 +46,6 @@ class TrainingProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inject(directory: JobDirectory, fault: Fault) -> Injected:
-    """Inject a fault into the job that has this job directory."""
     match fault:
         case KillProcess(node, rank):
             return kill_process(directory, node, rank)
@@ -61,7 +60,6 @@ def inject(directory: JobDirectory, fault: Fault) -> Injected:
 
 
 def kill_process(directory: JobDirectory, node: str | None = None, rank: int | None = None) -> Injected:
-    """SIGKILL one training process: global rank `rank`, else the first one of `node`, else one of the newest node."""
     nodes = [_node(directory, node)] if node else _running(directory)
     found = [process for record in nodes for process in training_processes(directory, record)]
     if rank is not None:
@@ -85,7 +83,6 @@ def kill_node(directory: JobDirectory, node: str) -> Injected:
 
 
 def freeze_node(directory: JobDirectory, node: str) -> Injected:
-    """SIGSTOP every process of a node, parents first. Lists them repeatedly, as running processes may still fork."""
     return _signal_node(directory, node, signal.SIGSTOP, "froze", sweeps=SWEEPS)
 
 
@@ -144,7 +141,6 @@ def _running(directory: JobDirectory) -> list[files.NodeRecord]:
 
 
 def _node(directory: JobDirectory, name: str) -> files.NodeRecord:
-    """The running node whose name (such as `worker-1`) or pod name is `name`."""
     running = _running(directory)
     for record in running:
         if name in (str(record.node), record.name):

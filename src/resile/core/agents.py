@@ -72,7 +72,7 @@ def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
 
 
 def on_agent_disconnected(ctx: Context, node: Node, connection: int) -> None:
-    """Give an agent the time-out `reconnect` to come back if the connection that ended was its current one."""
+    """Give the agent the time-out `reconnect` to come back. Ignore the end of a connection that is not its newest."""
     if node.agent is None or node.agent.connection != connection or node.status.ended:
         return
     if ctx.state.phase.over:
@@ -85,23 +85,20 @@ def on_agent_disconnected(ctx: Context, node: Node, connection: int) -> None:
 
 
 def on_can_regroup(ctx: Context, node: Node) -> None:
-    """Note that this node's processes join new rounds without being restarted."""
     if node.agent is not None:
         node.agent.elastic = True
         ctx.touch(node)
 
 
 def on_leaving(ctx: Context, node: Node, message: Leaving) -> None:
-    """End the node of an agent that says goodbye, so that its peers need not wait for a time-out."""
     if node.alive:
         lifecycle.on_node_ended(ctx, node, NodeStatus.DELETED, NodeEnd(reason="Left", message=message.because))
 
 
 def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
-    """Handle the failure of a training process. The first failure of a round ends the round; the others are echoes.
+    """End the round at its first failure; later ones are echoes. But each failure of an elastic process is handled.
 
-    Elastic processes survive a broken collective, so their failures are no echoes, and each of them is handled. But all
-    failures of one node in one round cost it one restart, because one cause often kills several processes.
+    All failures of one node in one round cost it one restart, because one cause often kills several processes.
     """
     state, rdzv, failure = ctx.state, ctx.state.rendezvous, report.failure
     _note_failure(rdzv, node.key, report)
@@ -275,7 +272,6 @@ def _merged(rdzv: Rendezvous, new: RendezvousConfig) -> RendezvousConfig:
 
 
 def _forget_process(ctx: Context, node: Node) -> None:
-    """Forget the old agent of a node whose agent process was restarted: the old training processes are dead."""
     freed = shard_ledger.release_node(ctx.state.ledger, node.key)
     if freed:
         ctx.note("ShardsReturned", f"{freed} records that {node.key} held are to do again", node.key)

@@ -35,7 +35,6 @@ def fail(ctx: Context, reason: str, message: str) -> None:
 
 
 def job_over(state: JobState) -> JobOver:
-    """The message that tells agents how the job ended."""
     first = state.rendezvous.failures.first if state.phase is Phase.FAILED else None
     return JobOver(
         succeeded=state.phase is Phase.SUCCEEDED,
@@ -47,7 +46,6 @@ def job_over(state: JobState) -> JobOver:
 
 
 def remove_leftover(ctx: Context, node: Node) -> None:
-    """Delete a node that did not leave by itself after the job's end."""
     if not node.status.ended:
         node.leaving = node.leaving or "the job is over"
         ctx.touch(node)

@@ -16,11 +16,9 @@ class Index:
 
     def __init__(self, state: JobState) -> None:
         self.waiting: set[NodeKey] = set()
-        """Nodes whose agents wait for a round."""
         self.coming: set[NodeKey] = set()
         """Nodes that can join the next round and have not joined. Nodes that the platform cannot start are left out."""
         self.elastic: set[NodeKey] = set()
-        """Nodes whose processes join a new round without being restarted."""
         self.resting: set[NodeKey] = set()
         """Connected elastic nodes whose processes have left a round that is over. They will join in a moment."""
         self.inelastic: set[NodeKey] = set()
@@ -31,11 +29,8 @@ class Index:
         """Connected nodes that have the training state, by the newest round whose state they have."""
         self._holds: dict[NodeKey, Round] = {}
         self.places: dict[tuple[str, Rank], NodeKey] = {}
-        """The node of each role and rank."""
         self.trainers: set[NodeKey] = set()
-        """Nodes of roles that train."""
         self.incarnations: dict[str, NodeKey] = {}
-        """The node of each agent process, by the incarnation of the agent."""
         self.lowest_free: dict[str, int] = {}
         """Where the search for a free rank begins, by role: all lower ranks have a node."""
         self._kinds = (self.waiting, self.coming, self.trainers, self.elastic, self.resting, self.inelastic, self.stuck)
@@ -108,7 +103,6 @@ class Context:
         self.decisions.append(Send(to=(node,), message=message))
 
     def note(self, reason: str, message: str, node: NodeKey | None = None, *, warning: bool = False) -> None:
-        """Add a job event to the decisions."""
         self.decisions.append(Note(reason=reason, message=message, node=node, warning=warning))
 
     def touch(self, node: Node) -> None:

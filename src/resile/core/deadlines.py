@@ -24,8 +24,6 @@ from resile.core.events import (
 
 
 class Alarm(enum.IntEnum):
-    """The kinds of alarm. The first four concern a node, the others the job."""
-
     SILENCE = 0
     AWAY = 1
     PENDING = 2
@@ -46,12 +44,10 @@ class Deadlines:
         self._silent_at = self._at[Alarm.SILENCE]
 
     def heard(self, node: NodeKey, now: float) -> None:
-        """Restart the silence alarm of a node whose agent sent a message, if it has one. Costs one dictionary write."""
         if node in self._silent_at:
             self._silent_at[node] = now + self._silence
 
     def watch(self, node: NodeKey, now: float) -> None:
-        """Start the silence alarm of a node."""
         self.set(Alarm.SILENCE, now + self._silence, node)
 
     def set(self, alarm: Alarm, at: float, node: NodeKey | None = None) -> None:
@@ -64,7 +60,6 @@ class Deadlines:
         self._at[alarm].pop(node, None)
 
     def forget(self, node: NodeKey) -> None:
-        """Clear all alarms of a node."""
         for alarm in (Alarm.SILENCE, Alarm.AWAY, Alarm.PENDING, Alarm.LAUNCH):
             self.clear(alarm, node)
 
@@ -75,7 +70,6 @@ class Deadlines:
             alarms.clear()
 
     def restart_silence_timers(self, now: float) -> None:
-        """Start all silence alarms afresh after the master stood still and could hear no agent."""
         for node, at in self._silent_at.items():
             self._silent_at[node] = max(at, now + self._silence)
 

@@ -37,8 +37,6 @@ class DeleteNode(Decision, frozen=True, kw_only=True):
 
 
 class Admit(Decision, frozen=True, kw_only=True):
-    """Accept the connection with number `connection` as that of the agent of node `message.node`."""
-
     connection: int
     message: Welcome
 

@@ -149,7 +149,6 @@ def _change(ctx: Context, change: Change, request: int) -> None:
 
 
 def _handle_message(ctx: Context, node: Node, message: AgentMessage) -> None:
-    """Handle a message of a node's agent. A node that has ended may only open data sets and report shard progress."""
     rdzv = ctx.state.rendezvous
     match message:
         case OpenDataset():

@@ -46,15 +46,11 @@ class AgentConnected(Event, frozen=True, kw_only=True):
 
 
 class AgentDisconnected(Event, frozen=True, kw_only=True):
-    """The connection with number `connection` of this node's agent ended."""
-
     node: NodeKey
     connection: int
 
 
 class AgentSaid(Event, frozen=True, kw_only=True):
-    """The agent of an admitted node sent this message."""
-
     node: NodeKey
     message: AgentMessage
 
@@ -81,8 +77,6 @@ class AgentSilent(Event, frozen=True, kw_only=True):
 
 
 class AgentStayedAway(Event, frozen=True, kw_only=True):
-    """The agent of this node did not connect, or connect again, in time."""
-
     node: NodeKey
 
 
@@ -95,8 +89,6 @@ class JoinTimeout(Event, frozen=True, kw_only=True):
 
 
 class LaunchDue(Event, frozen=True, kw_only=True):
-    """The delay of this node's launch is over."""
-
     node: NodeKey
 
 

@@ -12,7 +12,6 @@ import msgspec
 from resile.api.ids import NO_ROUND, Round
 
 SPEED_WINDOW = 60.0
-"""Seconds over which the current speed is averaged."""
 MAX_MARKS = 120
 MAX_OUTAGES = 100
 
@@ -73,7 +72,6 @@ def on_steps_noted(progress: Progress, step: int, total: int, round_: Round, tra
 
 
 def on_round_over(progress: Progress, because: str, node: str, now: float, *, symptom: bool = False) -> None:
-    """Begin an outage, unless no step was taken yet or training stands still already."""
     if progress.step < 0:
         return
     if progress.outages and progress.outages[-1].next_step_at is None:
@@ -83,7 +81,6 @@ def on_round_over(progress: Progress, because: str, node: str, now: float, *, sy
 
 
 def on_cause_found(progress: Progress, because: str, node: str) -> None:
-    """Give the outage that lasts its real cause, if only a symptom (`Outage.symptom`) was known so far."""
     outage = progress.outages[-1] if progress.outages else None
     if outage is not None and outage.symptom and outage.next_step_at is None:
         outage.because, outage.node, outage.symptom = because, node, False
@@ -100,7 +97,6 @@ def speed(progress: Progress, now: float) -> float:
 
 
 def goodput(progress: Progress, started_at: float | None, until: float) -> float:
-    """Training time as a fraction of the time from `started_at` to `until`; 0 if the job has not started."""
     if started_at is None or until <= started_at:
         return 0.0
     return min(1.0, progress.trained / (until - started_at))

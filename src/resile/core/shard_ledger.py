@@ -77,7 +77,6 @@ class Dataset(msgspec.Struct, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        """True if every record of every epoch is done."""
         return self.exhausted and not self.leases
 
 
@@ -168,7 +167,6 @@ def release_worker(ledger: Ledger, node: NodeKey, worker: str) -> int:
 
 
 def release_node(ledger: Ledger, node: NodeKey) -> int:
-    """Take back what a node's workers had under lease and did not do. Returns the number of records to deal again."""
     ledger.gone.pop(node, None)
     freed = 0
     for dataset in ledger.datasets.values():

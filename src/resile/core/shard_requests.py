@@ -17,7 +17,6 @@ def on_open_dataset(ctx: Context, node: NodeKey, asked: OpenDataset) -> None:
 
 
 def on_take_shard(ctx: Context, node: NodeKey, asked: TakeShard) -> None:
-    """Grant the next shard. A request that cannot be granted yet waits in the ledger."""
     request = ShardRequest(node, asked.worker, asked.request)
     error = shard_ledger.why_denied(ctx.state.ledger, asked.dataset, request)
     if error:

@@ -86,7 +86,6 @@ class Agent(msgspec.Struct, kw_only=True):
     holds: Round = NO_ROUND
     """The newest round whose state its processes had when the agent joined; `NO_ROUND` after one of them failed."""
     replica_endpoint: ReplicaEndpoint | None = None
-    """Where the agent receives copies of another node's checkpoints."""
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -155,8 +154,6 @@ MAX_PLAN_ENDS = 100
 
 
 class ScaleOperation(msgspec.Struct, kw_only=True):
-    """A change of the job's nodes that is not complete yet."""
-
     name: str = ""
     """The plan's name; empty for plain scaling, and for a plan whose end was reported."""
     uid: str = ""
@@ -214,7 +211,6 @@ class JobState(msgspec.Struct, kw_only=True):
     suspects: dict[str, float] = {}
     """Machines that fell silent, the newest last, and until when each is avoided."""
     rendezvous: Rendezvous
-    """The rendezvous of the nodes that train."""
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     progress: Progress = msgspec.field(default_factory=Progress)
     """Gauges of the training. Step reports are not in the journal, so no decision may depend on these gauges."""

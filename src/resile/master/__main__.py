@@ -27,7 +27,6 @@ FLAGS_OF_PLATFORM = {
     "kubernetes": ("--namespace", "--job", "--kind", "--advertise"),
     "local": ("--workdir", "--enforce-memory"),
 }
-"""By platform: the flags that only this platform accepts."""
 
 LOCK_SECONDS = 0.2
 """How long to try to lock the job directory. A process that only looks for a master locks it for a moment, too."""
@@ -62,7 +61,6 @@ def main() -> int:
 
 
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """End the process with a usage error if flags contradict each other, or if one needs another that is missing."""
     given = vars(arguments)
     for platform, flags in FLAGS_OF_PLATFORM.items():
         for flag in flags:
@@ -138,7 +136,6 @@ def _serve_on_kubernetes(arguments: argparse.Namespace, directory: JobDirectory,
 
 
 def _lock(directory: JobDirectory) -> int | None:
-    """Lock the job directory, so that this is its only master, and return the lock; None if there is another master."""
     until = time.monotonic() + LOCK_SECONDS
     while (lock := directory.lock()) is None and time.monotonic() < until:
         time.sleep(0.01)
@@ -146,18 +143,13 @@ def _lock(directory: JobDirectory) -> int | None:
 
 
 def _allow_many_agents() -> None:
-    """Allow as many open files as the system permits, since every agent holds a connection.
-
-    Not called on the local platform: the nodes would inherit the limit, and programs that use select() break on high
-    file descriptors.
-    """
+    """Raise the limit of open files. Local nodes must not inherit it: select() breaks on high file descriptors."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _until_sigterm(job: Coroutine[Any, Any, bool]) -> int:
-    """Run `job`, which serves a job, until it ends or SIGTERM comes, and return the exit code of this process."""
     task = asyncio.ensure_future(job)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:

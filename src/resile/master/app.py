@@ -51,7 +51,6 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     events: EventQueue
     commands: Commands
     observers: list[Callable[[de.Note], None]]
-    """Functions that are called with every job event."""
     fresh: bool
     """True if the journal was empty: this is the job's first master."""
 
@@ -147,8 +146,6 @@ async def _listen(directory: JobDirectory, options: Options, connections: AgentC
 
 
 async def _attach(platform: Platform, events: EventQueue, *, fresh: bool) -> None:
-    """Turn what `platform` observes into events. Unless `fresh`, let the core compare its nodes with the journal's."""
-
     def seen(observation: Observation) -> ev.NodeSeen:
         return ev.NodeSeen(node=observation.node, status=observation.status, end=observation.end, host=observation.host)
 
@@ -158,7 +155,6 @@ async def _attach(platform: Platform, events: EventQueue, *, fresh: bool) -> Non
 
 
 def _announce(directory: JobDirectory, address: MasterAddress) -> Callable[[], None]:
-    """Write the master's address to the job directory, and retry if that fails. Returns a function that ends this."""
     retry: asyncio.TimerHandle | None = None
 
     def announce() -> None:
@@ -178,7 +174,6 @@ def _announce(directory: JobDirectory, address: MasterAddress) -> Callable[[], N
 
 
 def _stop_without_agents(events: EventQueue) -> Callable[[], None]:
-    """Stop the job if no agent connects within the time-out `connect`. Returns a function that cancels this."""
     patience = events.engine.state.spec.timeouts.connect
 
     def look() -> None:

@@ -18,7 +18,6 @@ Answer = Callable[[Result], None]
 
 class Commands:
     def __init__(self, submit: Callable[[AnyEvent], None], journal: Journal, look: Callable[[], JobView]) -> None:
-        """Prepare. `submit` queues an event for the core, and `look` returns a view of the job as it is now."""
         self._submit = submit
         self._journal = journal
         self._look = look
@@ -52,7 +51,6 @@ class Commands:
         return await answered
 
     def reply(self, decision: Reply) -> None:
-        """Pass the core's decision on a change to the caller that asked for it."""
         answer = self._waiting.pop(decision.request, None)
         if answer is not None:
             answer(Failed(error=decision.error) if decision.error else Done())

@@ -37,7 +37,6 @@ The snapshot is written on the event loop, which takes milliseconds on a local d
 its own snapshots (`folds_itself`), in the thread that writes.
 """
 RETRY_SECONDS = 0.5
-"""Seconds between two attempts to write the journal."""
 
 
 def _die() -> None:
@@ -46,7 +45,6 @@ def _die() -> None:
 
 
 def end_master(what: str, error: BaseException | None, die: Callable[[], None] = _die) -> None:
-    """Log that the master cannot go on because `what` raised an unforeseen error, and end the process by `die`."""
     log.critical("%s broke, and the master ends; the next one goes on from the journal", what, exc_info=error)
     die()
 
@@ -64,10 +62,7 @@ class EventQueue:
         replayed: int = 0,
         die: Callable[[], None] = _die,
     ) -> None:
-        """Prepare the queue; `start` begins to handle events.
-
-        `told` numbers the last job event in the journal; `replayed` events follow its snapshot; `die` ends the process.
-        """
+        """`told` numbers the journal's last job event; `replayed` events follow its snapshot; `die` ends the master."""
         self.engine = engine
         self._journal = journal
         self._clock = clock
@@ -94,13 +89,11 @@ class EventQueue:
         self._watch_own_pulse(self._clock())
 
     def start(self, execute: Callable[[AnyDecision], None]) -> None:
-        """Begin to handle events; `execute` executes one decision."""
         self._execute = execute
         if self._inbox:
             self._wake = self._loop.call_soon(self._turn)
 
     def submit(self, event: AnyEvent) -> None:
-        """Queue an event. Events are handled in the order in which they were submitted."""
         if self.stalled and not self.engine.durable(event):
             return  # such an event only moves gauges, and many could pile up before there is room again
         self._inbox.append(event)
@@ -117,7 +110,6 @@ class EventQueue:
 
     @property
     def stalled(self) -> bool:
-        """True if decisions wait because the journal cannot be written."""
         return self._failed_writes > 0
 
     def broke(self, what: str, error: BaseException | None) -> None:

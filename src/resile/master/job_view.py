@@ -21,11 +21,7 @@ class StandbyView(NamedTuple):
 
 
 def shown_phase(state: JobState) -> JobPhase:
-    """The phase that users see.
-
-    A running job is Restarting after the loss of a node or process until it trains again, and Scaling until all changes
-    of its nodes are complete.
-    """
+    """The phase that users see: Restarting from a loss until the next step, Scaling until all changes are complete."""
     if state.phase is not core.Phase.RUNNING:
         return JobPhase(state.phase.value)
     if _recovers(state):

@@ -83,7 +83,7 @@ class AgentConnections:
                 connection.close("it spoke before it said Hello")
 
     def on_bad_message(self, connection: Connection, body: bytes) -> None:
-        """Refuse an agent whose Hello cannot be decoded because it is of another protocol, and tell the agent so."""
+        """Refuse an agent of another protocol version, whose Hello cannot be decoded. Ignore other bad messages."""
         try:
             protocol = _decode_any_hello(body).protocol
         except (ValueError, RecursionError, OverflowError):
@@ -127,7 +127,6 @@ class AgentConnections:
     # what goes out -----------------------------------------------------------------------------------------------
 
     def admit(self, number: int, welcome: Welcome) -> None:
-        """Make connection `number` that of a node's agent, close an older one of that node, and send `welcome`."""
         connection, node = self._by_number.get(number), welcome.node
         if connection is None:
             return
@@ -153,7 +152,6 @@ class AgentConnections:
             connection.abort(f"{node} was declared lost")
 
     def send(self, nodes: Iterable[NodeKey], message: MasterMessage) -> None:
-        """Send a message to the agents of these nodes that are connected."""
         frame = encode(message)
         for node in nodes:
             connection = self._connections.get(node)
@@ -174,8 +172,6 @@ def _refuse(connection: Connection, because: str) -> None:
 
 
 class Executor:
-    """Executes decisions: sends messages to agents, launches and deletes nodes, and answers commands."""
-
     def __init__(
         self,
         connections: AgentConnections,
@@ -184,7 +180,6 @@ class Executor:
         finished: Callable[[], None],
         observers: Sequence[Callable[[de.Note], None]],
     ) -> None:
-        """Prepare. `finished` is called when the job has ended, and every observer is called with each job event."""
         self._connections = connections
         self._platform = platform
         self._reply = reply

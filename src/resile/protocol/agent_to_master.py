@@ -36,7 +36,6 @@ class Hello(Message, frozen=True, kw_only=True):
     elastic: bool = False
     """True if its processes can join a new round without being restarted."""
     replica_endpoint: ReplicaEndpoint | None = None
-    """Where it receives copies of another node's checkpoints."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):

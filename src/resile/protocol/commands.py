@@ -41,14 +41,10 @@ class Ask(Message, frozen=True, kw_only=True):
 
 
 class JobStatus(Message, frozen=True, kw_only=True):
-    """Answer to `Status`: the job as it is now."""
-
     job: JobView
 
 
 class JobEvents(Message, frozen=True, kw_only=True):
-    """Answer to `Events`."""
-
     events: list[JobEvent]
 
 
@@ -66,13 +62,9 @@ Result = JobStatus | JobEvents | Done | Failed
 
 
 class Answer(Message, frozen=True, kw_only=True):
-    """The answer to the Ask with the same `request` number."""
-
     request: int
     result: Result
 
 
 ToMaster = Hello | AgentMessage | Ask
-"""Messages to a master, from agents and from command lines."""
 FromMaster = MasterMessage | Answer
-"""Messages of a master, to agents and to command lines."""

@@ -10,8 +10,6 @@ from resile.protocol.message import Message
 
 
 class Scale(Message, frozen=True, kw_only=True):
-    """Give `role` this number of nodes."""
-
     role: str
     replicas: int
 

@@ -62,8 +62,6 @@ class Leave(Message, frozen=True, kw_only=True):
 
 
 class JobOver(Message, frozen=True, kw_only=True):
-    """The job has ended."""
-
     succeeded: bool
     reason: str
     message: str
@@ -73,4 +71,3 @@ class JobOver(Message, frozen=True, kw_only=True):
 
 
 MasterMessage = Welcome | Refused | RoundFormed | RoundOver | StateHeld | Leave | JobOver | ShardAnswer
-"""Messages of a master to an agent."""

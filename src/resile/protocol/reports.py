@@ -27,8 +27,6 @@ class RendezvousConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One training process that ended badly, as its agent saw it."""
-
     global_rank: int
     local_rank: int
     pid: int
@@ -52,8 +50,6 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class NodeStatus(enum.StrEnum):
-    """A node's status as the platform reports it."""
-
     LAUNCHING = "Launching"
     """Requested; the platform has not answered yet."""
     PENDING = "Pending"
@@ -67,13 +63,10 @@ class NodeStatus(enum.StrEnum):
 
     @property
     def ended(self) -> bool:
-        """True if a node in this status will never run again."""
         return self in (NodeStatus.SUCCEEDED, NodeStatus.FAILED, NodeStatus.DELETED)
 
 
 class NodeEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a node ended, as the platform reports it."""
-
     exit_code: int | None = None
     """128 + signal if a signal ended the node."""
     reason: str = ""

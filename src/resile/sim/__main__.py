@@ -11,7 +11,6 @@ from resile.sim.simulate import SimulationFailed, render, run_and_report
 
 
 def main() -> int:
-    """Run seeds one after the other; the exit code is 1 if one of them broke an invariant."""
     parser = argparse.ArgumentParser(prog="python -m resile.sim", description="Simulate jobs with random faults.")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=1, help="how many seeds")

@@ -30,7 +30,6 @@ class Clock:
         self._order = count()
 
     def at(self, when: float, call: Call) -> Timer:
-        """Plan `call` for the moment `when`, or for now if that moment has passed."""
         timer = Timer(call)
         heapq.heappush(self._queue, (max(when, self.now), next(self._order), timer))
         return timer

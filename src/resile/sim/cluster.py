@@ -73,13 +73,11 @@ class Cluster:
         return [agent for agent in self.agents if agent.mode is not Mode.GONE]
 
     def tell(self, who: str, what: object) -> None:
-        """Add a line to the trace."""
         self.trace.append((self.clock.now, who, what))
 
     # agents --------------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
-        """Start an agent on a bare machine."""
         self.boot(None)
 
     def boot(self, key: NodeKey | None) -> SimAgent:
@@ -91,7 +89,6 @@ class Cluster:
         return agent
 
     def reach(self) -> SimMaster | None:
-        """The master; None if it is dead."""
         return None if self.master.dead else self.master
 
     def new_pid(self) -> int:
@@ -102,7 +99,6 @@ class Cluster:
     # the platform and people ---------------------------------------------------------------------------------------
 
     def watcher(self) -> Callable[[ev.NodeSeen], None]:
-        """A function that passes reports about nodes to the present master, as long as that master lives."""
         master = self.master
         return lambda seen: None if master.dead else master.submit(seen)
 
@@ -137,7 +133,6 @@ class Cluster:
     # the master's death --------------------------------------------------------------------------------------------
 
     def crash_master(self, down: float) -> None:
-        """Kill the master. After `down` seconds another one starts, which has only the journal."""
         if self.master.dead:
             return
         self.tell("master", f"dies, back in {down:.2f} s")
@@ -147,7 +142,7 @@ class Cluster:
         self.clock.after(down, self._return_master)
 
     def check_replay(self) -> None:
-        """Check that a replay of the journal gives the state that the master has."""
+        """Check that a replay of the journal gives the state that the master has; raises `InvariantBroken` if not."""
         live, again = self.state, Engine.replay(*self.master.journal.load())
         require(_durable(again.state) == _durable(live), "replaying the journal gives the live state")
         require(again.consistent(), "a replayed engine's indexes agree with its state")

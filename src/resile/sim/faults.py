@@ -110,7 +110,6 @@ def _end(cluster: Cluster, agent: SimAgent, status: NodeStatus, end: NodeEnd) ->
 
 
 def _perhaps_again(cluster: Cluster) -> None:
-    """On bare machines, start another agent with a probability of 0.7."""
     if not cluster.schedule.spec.managed and cluster.rng.random() < 0.7:
         cluster.clock.after(cluster.rng.uniform(0.5, 8.0), cluster.arrive)
 

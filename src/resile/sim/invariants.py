@@ -48,7 +48,6 @@ class Invariants:
         self.rounds = 0
 
     def __call__(self, engine: Engine, event: ev.AnyEvent, made: list[de.AnyDecision]) -> None:
-        """Check everything that an event can have changed; `made` are the decisions that it led to."""
         self.events += 1
         state = engine.state
         require(engine.consistent(), "the indexes agree with the state")

@@ -12,15 +12,12 @@ Record = tuple[int, int]
 
 
 class ReferenceLedger:
-    """Counts records one by one. That costs memory for each record, which a simulation can afford."""
-
     def __init__(self) -> None:
         self.done: set[Record] = set()
         self._granted: dict[int, ShardGranted] = {}
         self._upto: dict[int, int] = {}
 
     def check(self, ledger: Ledger, event: ev.AnyEvent, made: list[de.AnyDecision]) -> None:
-        """Note what the core's answers grant and count, then compare the core's ledger with these notes."""
         dataset = next(iter(ledger.datasets.values()), None)
         if dataset is None:
             return

@@ -41,10 +41,7 @@ class SimulationFailed(AssertionError):
 
 
 def simulate(seed: int) -> Report:
-    """Run the schedule of a seed and check every invariant after every event. Raises `SimulationFailed` if one broke.
-
-    A run costs a few tens of milliseconds of one core.
-    """
+    """Run the schedule of a seed. Raises `SimulationFailed` if an invariant breaks, checked after every event."""
     return run_and_report(seed, Cluster(seed))
 
 
@@ -94,7 +91,6 @@ def _run(cluster: Cluster) -> None:
 
 
 def _judge(cluster: Cluster) -> None:
-    """Check that the job had a reason to end as it did."""
     state = cluster.state
     if state.phase is Phase.SUCCEEDED:
         _judge_success(cluster)

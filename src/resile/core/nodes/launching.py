@@ -52,11 +52,7 @@ def launch(
     delay: float = 0.0,
     replaces: NodeKey | None = None,
 ) -> Node:
-    """Launch a node with this rank, after `delay` seconds. No round waits for a node whose launch is delayed.
-
-    The node gets the role's resources unless `resources` is given. If `replaces` is given, that node keeps the rank
-    until the new node is ready.
-    """
+    """Launch a node, after `delay` seconds. The node that it `replaces` keeps its rank until the new node is ready."""
     node = Node(
         key=new_key(ctx, role),
         rank=rank,
@@ -109,7 +105,6 @@ def remove(ctx: Context, node: Node, because: str) -> None:
 
 
 def avoid_machine(ctx: Context, node: Node) -> None:
-    """Put no new nodes on this node's machine for `SUSPECT_SECONDS`."""
     suspects = ctx.state.suspects
     if node.machine:
         suspects.pop(node.machine, None)
@@ -119,14 +114,9 @@ def avoid_machine(ctx: Context, node: Node) -> None:
 
 
 def _avoided(ctx: Context) -> tuple[str, ...]:
-    """The machines that get no new nodes now.
-
-    If several machines are silent, and they are half or more of the machines that the job uses, none is avoided. Then
-    the master's own network has probably failed, and a job that avoids all its machines finds no room.
-    """
     state = ctx.state
     silent = {name for name, until in state.suspects.items() if until > ctx.now}
-    if len(silent) > 1:
+    if len(silent) > 1:  # if half of the machines are silent, the master's own network has probably failed
         used = silent.union(state.nodes[key].machine for key in ctx.index.places.values()) - {""}
         if 2 * len(silent) >= len(used):
             return ()

@@ -58,21 +58,18 @@ def on_node_seen(ctx: Context, event: NodeSeen) -> None:
 
 
 def watch_pending(ctx: Context, node: Node) -> None:
-    """Start the time-out `pend` of a node that the platform cannot start now."""
     config = ctx.state.rendezvous.config
     wait = ctx.timeouts.pend if config is None or config.pend_timeout is None else config.pend_timeout
     ctx.deadlines.set(Alarm.PENDING, ctx.now + wait, node.key)
 
 
 def expect_agent(ctx: Context, node: Node) -> None:
-    """Start the time-out `join` for the agent of a running node to connect, if the node trains and has no agent yet."""
     if node.agent is None and ctx.state.spec.trains(node.key.role):
         ctx.deadlines.set(Alarm.AWAY, ctx.now + ctx.timeouts.join, node.key)
 
 
 def on_agent_never_connected(ctx: Context, node: Node) -> None:
-    """Count a running node without an agent as lost, or wait on if no node of this job has had an agent yet."""
-    if ctx.state.rendezvous.config is None:
+    if ctx.state.rendezvous.config is None:  # no agent of this job has connected yet
         expect_agent(ctx, node)
     else:
         declare_lost(ctx, node, "it runs, but its agent never came")
@@ -101,7 +98,6 @@ def on_nodes_listed(ctx: Context, event: NodesListed) -> None:
 
 
 def _delete_leftovers(ctx: Context, node: Node) -> None:
-    """Delete what the platform still has of a node that has ended."""
     ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.kill_grace, because=node.how_it_ended))
 
 
@@ -141,7 +137,6 @@ def on_node_ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) ->
 
 
 def declare_lost(ctx: Context, node: Node, because: str) -> None:
-    """Count a node that cannot be reached as failed, and delete it."""
     ctx.decide(Drop(node=node.key))
     if ctx.state.spec.managed:
         ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.kill_grace, because=because))

@@ -13,8 +13,7 @@ LARGEST_STEP = Bytes(8 * GiB)
 def memory_after_oom(memory: Bytes, limit: Bytes | None) -> Bytes | None:
     """The memory of the node that replaces a node that ran out of `memory`; None if it gets no more than before.
 
-    `limit` is the memory that the job's resourceLimits leave this rank, None without such a limit. A replacement never
-    gets less memory than the lost node had.
+    `limit` is the memory that the job's resourceLimits leave this rank, None without such a limit.
     """
     grown = min(memory * 2, memory + LARGEST_STEP, LARGEST_MEMORY)
     if limit is not None:

@@ -53,15 +53,10 @@ def decide(
     lived: float = QUICK_SECONDS,
     limit: Bytes | None = None,
 ) -> Relaunch | GiveUp:
-    """Decide whether a node that was lost is replaced.
+    """Decide whether a lost node is replaced. `used` earlier losses of its rank, of the same cause, still count.
 
-    Args:
-        cause: why it was lost.
-        used: how many earlier losses of its rank, of the same cause, still count.
-        crash_budget: the role's `restartCount`.
-        memory: of the lost node; None if not known.
-        lived: seconds from its launch to its end.
-        limit: the memory that the job's resourceLimits leave its rank; None without such a limit.
+    `crash_budget` is the role's `restartCount`, `lived` the seconds from the node's launch to its end, and `limit` the
+    memory that the job's resourceLimits leave its rank, None without such a limit.
     """
     exhausted = restart_budget.why_exhausted(cause, used, crash_budget)
     if exhausted:
@@ -104,10 +99,9 @@ def replace(ctx: Context, node: Node) -> None:
 
 
 def on_end_explained(ctx: Context, node: Node, end: NodeEnd) -> None:
-    """Charge a lost node to the right budget once the platform says why it ended.
+    """Charge a lost node to the budget of its real cause, and decide anew, once the platform says why it ended.
 
-    A closed connection is noticed before a container's end is reported, so this is the common way to learn of a crash.
-    If the real cause leads to another decision, a successor that was launched already is removed.
+    This is the common way to learn of a crash: a closed connection is noticed before a container's end is reported.
     """
     state, place = ctx.state, (node.key.role, node.rank)
     cause = restart_budget.cause_of(NodeStatus.FAILED, end)
@@ -139,7 +133,6 @@ def on_end_explained(ctx: Context, node: Node, end: NodeEnd) -> None:
 
 
 def fail_without_nodes(ctx: Context, last: Node) -> None:
-    """Fail a job on bare machines that has lost its last node: no platform launches another."""
     completion.fail(ctx, Reason.NO_NODES_LEFT, f"{last.key} was the last node, and it {last.how_it_ended}")
 
 
@@ -167,7 +160,6 @@ def _relaunch(ctx: Context, node: Node, more: Bytes | None, delay: float = 0.0) 
 
 
 def _give_up(ctx: Context, node: Node, cause: Cause, why: str) -> None:
-    """Leave a rank without a node, and fail the job if too few nodes are left."""
     state, declared = ctx.state, ctx.state.spec.roles[node.key.role]
     state.given_up.add((node.key.role, node.rank))
     because = f"{node.key} is not replaced: {why}"

@@ -48,7 +48,6 @@ class Spent(msgspec.Struct, kw_only=True):
         return sum(1 for at in self.losses.get(cause, ()) if trained - at < budget_window)
 
     def add(self, cause: Cause, trained: float, budget_window: float) -> None:
-        """Add a loss at training time `trained`, and drop losses of this cause that are older than `budget_window`."""
         self.losses[cause] = [at for at in self.losses.get(cause, ()) if trained - at < budget_window] + [trained]
 
     def move(self, wrong: Cause, right: Cause) -> bool:
@@ -70,10 +69,7 @@ def cause_of(status: NodeStatus, end: NodeEnd) -> Cause:
 
 
 def why_exhausted(cause: Cause, used: int, crash_budget: int) -> str:
-    """Why a rank has no restart left after one more loss of this cause, in one sentence; empty if one is left.
-
-    `used` is the number of earlier losses of this cause that still count, `crash_budget` the role's `restartCount`.
-    """
+    """Why a rank with `used` earlier losses of this cause is given up after another one; empty if it is not."""
     match cause:
         case Cause.CRASH if used >= crash_budget:
             return f"it crashed {used + 1} times and restartCount is {crash_budget}"

@@ -50,14 +50,12 @@ def on_node_gone(ctx: Context, key: NodeKey) -> None:
 
 
 def on_node_replaced(ctx: Context, old: NodeKey, new: NodeKey) -> None:
-    """Let the changes that wait for the old node wait for the new one instead."""
     for change in ctx.state.changes:
         if old in change.coming:
             change.coming = change.coming - {old} | {new}
 
 
 def replacement_of(ctx: Context, old: NodeKey) -> NodeKey | None:
-    """The node that a migration launched to take over from `old`, or None."""
     return next((change.moves[old] for change in ctx.state.changes if old in change.moves), None)
 
 
@@ -106,14 +104,12 @@ def close(ctx: Context, change: ScaleOperation, reason: str, message: str) -> No
 
 
 def on_plan_deleted(ctx: Context, uid: str) -> None:
-    """Report the end of a plan that was deleted. What the plan has begun is still completed."""
     for change in ctx.state.changes:
         if uid and change.uid == uid:
             close(ctx, change, DELETED, "it was deleted before it was done; what it has begun goes on")
 
 
 def abandon(ctx: Context, reason: str, message: str) -> None:
-    """Drop all changes, which will not be completed, and report the end of their plans with this reason and message."""
     for change in ctx.state.changes:
         close(ctx, change, reason, message)
     ctx.state.changes = []

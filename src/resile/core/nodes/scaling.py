@@ -28,8 +28,6 @@ class Refused(Exception):
 
 
 class _Target(msgspec.Struct):
-    """The ranks that a job should have after a change."""
-
     ranks: dict[str, set[Rank]]
     given: dict[tuple[str, Rank], NodeResources] = {}
     """The resources of the ranks that do not get those of their role."""
@@ -41,7 +39,6 @@ def on_scale(ctx: Context, wanted: Scale, request: int) -> None:
 
 
 def on_plan(ctx: Context, wanted: Plan, request: int) -> None:
-    """Execute a plan, unless it was executed before. Refuse it while the job is suspended."""
     state = ctx.state
     if wanted.uid in state.plan_ends or any(change.uid == wanted.uid for change in state.changes):
         ctx.decide(Reply(request=request))
@@ -86,10 +83,7 @@ def _grant(ctx: Context, plan: Plan, request: int, about: str, *, why: str) -> N
 
 
 def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: str) -> set[NodeKey]:
-    """Set the ranks of each role to those of the target, and return the nodes that leave.
-
-    A removed node leaves even if the target keeps its rank. A node that the same plan creates then takes that rank.
-    """
+    """Set the roles' ranks to the target's. Return the nodes that leave, also those in `removed` whose rank stays."""
     state = ctx.state
     for role, ranks in target.ranks.items():
         before = state.targets[role]
@@ -116,7 +110,6 @@ def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: 
 
 
 def _move(ctx: Context, change: ScaleOperation, move: Migration) -> None:
-    """Launch the node that will take over from `move.node`, which stays until the new node is ready."""
     old = ctx.state.nodes[move.node]
     wanted = move.resources.over(resource_limits.inherited(ctx.state, old.key, old.resources))
     new = launching.launch(ctx, old.key.role, old.rank, resources=wanted, replaces=old.key)
@@ -126,10 +119,7 @@ def _move(ctx: Context, change: ScaleOperation, move: Migration) -> None:
 
 
 def _await(ctx: Context, change: ScaleOperation, roles: set[str], there: set[NodeKey]) -> None:
-    """Make the change wait for the nodes of these roles that are still to come or to go.
-
-    Nodes in `there` took part before the change, so it does not wait for them.
-    """
+    """Make the change wait for nodes of these roles to come or go; those in `there` took part before it."""
     for node in ctx.state.nodes.values():
         if node.key.role not in roles or node.status.ended:
             continue
@@ -187,7 +177,6 @@ def _ranks(state: JobState, target: _Target, role: str, counted: set[str]) -> se
 
 
 def _named(ctx: Context, plan: Plan) -> list[Node]:
-    """The nodes that a plan removes or migrates. Raises `Refused` if one is unknown, named twice or cannot move."""
     named = [*plan.remove, *(move.node for move in plan.migrate)]
     for key in named:
         if named.count(key) > 1:

@@ -41,15 +41,11 @@ def raise_max(rdzv: Rendezvous, wanted: int) -> None:
 
 
 def start_join_timer(ctx: Context, rdzv: Rendezvous) -> None:
-    """Start the time-out `join`, after which the job fails if too few nodes have joined for a round."""
     ctx.deadlines.set(Alarm.JOIN, ctx.now + _join_timeout(ctx, rdzv))
 
 
 def form(ctx: Context, rdzv: Rendezvous, *, newcomer: bool = False) -> None:
-    """Close the round that forms if no other node can come, or set the alarm that closes it later.
-
-    `newcomer` says that a node has just joined; only then is the alarm set.
-    """
+    """Close the round that forms if no other node can come; else, after a `newcomer`, set the alarm that closes it."""
     forming, config, index = rdzv.forming, rdzv.config, ctx.index
     if forming is None or config is None or succeed_if_finished(ctx, rdzv):
         return
@@ -71,7 +67,6 @@ def form(ctx: Context, rdzv: Rendezvous, *, newcomer: bool = False) -> None:
 
 
 def close_if_possible(ctx: Context, rdzv: Rendezvous) -> bool:
-    """Close the round that forms with the nodes that wait; False if they are too few."""
     size = _size(ctx, rdzv)
     if size:
         _close(ctx, rdzv, size)
@@ -120,17 +115,13 @@ def succeed(ctx: Context, number: Round, size: int) -> None:
 
 
 def _size(ctx: Context, rdzv: Rendezvous) -> int:
-    """The size of the round that could close now; 0 if none can."""
     if rdzv.forming is None or rdzv.config is None or ctx.state.phase.over or ctx.state.suspended:
         return 0
     return 0 if _awaits_complete_members(ctx, rdzv) else fit(len(ctx.index.waiting), rdzv.config)
 
 
 def _awaits_complete_members(ctx: Context, rdzv: Rendezvous) -> bool:
-    """True if members of the previous round took the last step and still live, and no waiting node has their state.
-
-    A round of newcomers alone would train from the start. It may form only if those members are lost.
-    """
+    """True if a round must wait for members that took the last step: newcomers would train from the start again."""
     previous, waiting = rdzv.previous, ctx.index.waiting
     if previous.end is not RoundEnd.COMPLETE:
         return False

@@ -36,7 +36,6 @@ def on_join(ctx: Context, rdzv: Rendezvous, node: Node, join: Join) -> None:
 
 
 def on_straggler_wait_over(ctx: Context, rdzv: Rendezvous) -> None:
-    """Close the round that forms with the nodes that wait, or end the running round to let waiting nodes in."""
     if not running.grow(ctx, rdzv):
         forming.close_if_possible(ctx, rdzv)
 
@@ -51,10 +50,9 @@ def on_last_step_taken(rdzv: Rendezvous, node: Node, report: LastStepTaken) -> N
 
 
 def on_node_finished(ctx: Context, rdzv: Rendezvous, node: Node, report: NodeFinished) -> bool:
-    """Note that a member's processes ended well; once all members' have, the job succeeds. False if it is no member.
+    """Note that a member's processes ended well; the job succeeds once all members' have. False if it is no member.
 
-    Elastic processes end well after all members of their round have taken the last step. Their end counts even if the
-    round ended in the same moment, for example to let in a newcomer, but not if a script of that round failed.
+    An elastic member counts even if its round has just ended, for example to let in a newcomer, unless a script failed.
     """
     current, previous = rdzv.running, rdzv.previous
     if node.agent is None:
@@ -80,10 +78,9 @@ def on_node_finished(ctx: Context, rdzv: Rendezvous, node: Node, report: NodeFin
 
 
 def on_script_failed(ctx: Context, rdzv: Rendezvous, node: Node) -> None:
-    """Let members of the previous round that had ended well join again, because the script of the member `node` failed.
+    """Let finished members of the previous round join again, because the script of its member `node` failed.
 
-    A member that is merely lost after the last step is not needed any more. But a script that fails after the last
-    step, for example in an evaluation, is tried again like any other.
+    A member that is lost after the last step is not needed any more, but a script that fails then is tried again.
     """
     if node.key in rdzv.previous.unfinished:
         rdzv.previous.end = RoundEnd.FAILED
@@ -99,7 +96,6 @@ def rename_member(rdzv: Rendezvous, old: NodeKey, new: NodeKey) -> None:
 
 
 def _bring_back(ctx: Context, rdzv: Rendezvous, keys: set[NodeKey]) -> None:
-    """Let nodes whose processes ended well take part in the next round."""
     rdzv.previous.done -= keys
     nodes = [node for node in (ctx.state.nodes[key] for key in sorted(keys)) if node.alive]
     for node in nodes:

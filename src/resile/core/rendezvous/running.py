@@ -20,10 +20,7 @@ from resile.protocol.master_to_agent import RoundOver
 
 
 def on_workers_changed(ctx: Context, rdzv: Rendezvous, node: Node, report: WorkersChanged) -> None:
-    """Note that a member has more or fewer processes ready than it has in the round, and let `grow` end the round.
-
-    A member that has no process left ends the round at once.
-    """
+    """Note how many processes a member has ready, and let `grow` end the round. If there are none, end it at once."""
     running = rdzv.running
     if running is None or report.round != running.round or node.agent is None:
         return
@@ -42,7 +39,7 @@ def on_workers_changed(ctx: Context, rdzv: Rendezvous, node: Node, report: Worke
 
 
 def on_spare_worker_failed(rdzv: Rendezvous, node: Node, left: int) -> None:
-    """Note that a process outside the round failed, and that its node has `left` processes."""
+    """Correct `changed`: a process of this node that was in no round failed, and the node has `left` processes."""
     running = rdzv.running
     if running is not None and node.key in running.changed:
         if left > running.assignments[node.key].nproc:
@@ -60,10 +57,7 @@ def on_step_noted(ctx: Context, rdzv: Rendezvous, number: Round) -> None:
 
 
 def grow(ctx: Context, rdzv: Rendezvous) -> bool:
-    """End the running round if a larger one is possible, and return True if it ends now or in a moment.
-
-    A round of elastic processes ends only after its first step, or after `straggler_wait` if its script reports none.
-    """
+    """End the running round if a larger one is possible, an elastic one after its first step; True if it will end."""
     running = rdzv.running
     if running is None or running.is_ending:  # a newcomer would do the finished work again
         return False
@@ -116,7 +110,6 @@ def stop(
 
 
 def _reason_to_grow(ctx: Context, rdzv: Rendezvous, running: RoundRunning) -> str:
-    """Why a new round would have more nodes or another number of processes, as half a sentence; empty if not."""
     config, waiting, size = rdzv.config, ctx.index.waiting, len(running.assignments)
     if config is not None and waiting and forming.fit(size + len(waiting), config) > size:
         return f"{min(waiting)} is ready to join"

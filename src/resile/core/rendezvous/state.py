@@ -15,8 +15,6 @@ from resile.protocol.reports import RendezvousConfig, RoundAssignment, WorkerFai
 
 
 class RoundForming(msgspec.Struct, kw_only=True, tag=True):
-    """No round runs; nodes join the next one."""
-
     first: bool = False
     """True until a round has run."""
     lost: bool = False
@@ -27,7 +25,6 @@ class RoundRunning(msgspec.Struct, kw_only=True, tag=True):
     round: Round
     since: float
     assignments: dict[NodeKey, RoundAssignment]
-    """The members of the round, with their assignments."""
     done: set[NodeKey] = set()
     """Members whose processes ended well."""
     changed: dict[NodeKey, int] = {}
@@ -39,13 +36,10 @@ class RoundRunning(msgspec.Struct, kw_only=True, tag=True):
 
     @property
     def is_ending(self) -> bool:
-        """True if some members have finished, or all have taken the last step."""
         return bool(self.done) or self.complete
 
 
 class RoundEnd(enum.StrEnum):
-    """How far the members of a round had come when it ended."""
-
     INTERRUPTED = "interrupted"
     """The members have steps left to take."""
     COMPLETE = "complete"
@@ -76,7 +70,6 @@ class RoundFailures(msgspec.Struct, kw_only=True):
 
     @property
     def first(self) -> tuple[NodeKey, WorkerFailure] | None:
-        """The earliest failure, which probably caused the others; None if there is none."""
         return min(self.failures, key=lambda pair: pair[1].at, default=None)
 
 

@@ -16,7 +16,6 @@ from resile.protocol.master_to_agent import StateHeld
 
 
 def on_worker_stuck(ctx: Context, node: Node, event: WorkerStuck) -> None:
-    """Note that a process of this node does not leave its round. No round waits for the node any more."""
     agent = node.agent
     if agent is None or not node.alive or isinstance(agent.phase, Waiting):
         return
@@ -28,7 +27,6 @@ def on_worker_stuck(ctx: Context, node: Node, event: WorkerStuck) -> None:
 
 
 def answer_stuck(ctx: Context) -> None:
-    """Send `StateHeld` to each agent with a stuck process if another node has the state of its round or a newer one."""
     for key in sorted(ctx.index.stuck):
         node = ctx.state.nodes[key]
         assert node.agent is not None

@@ -41,7 +41,6 @@ class History(msgspec.Struct, kw_only=True):
 
     @property
     def until(self) -> float:
-        """The time of the newest event; if there are no events, the time of the snapshot."""
         return max((at for at, _ in self.events), default=self.at)
 
 
@@ -50,7 +49,7 @@ class Journal(Protocol):
     """True if `append` keeps the log short, so that the master need not write snapshots while the job runs."""
 
     def load(self) -> History | None:
-        """The snapshot and the events since; None if the journal is empty."""
+        """The snapshot and the events since; None if there is none. Raises `JournalDamaged` if any of it is damaged."""
 
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
         """Add events, and job events for the story: all of them or, if this raises an error, none."""

@@ -73,7 +73,6 @@ _decode_story = msgspec.msgpack.Decoder(list[JobEvent]).decode
 
 
 def seal(data: bytes) -> bytes:
-    """Compress a value, and put a checksum in front."""
     packed = zlib.compress(data)
     return zlib.crc32(packed).to_bytes(4, "big") + packed
 
@@ -122,10 +121,7 @@ class ConfigMapJournal:
     folds_itself = True
 
     def __init__(self, spec: JobSpec, client: BlockingClient, *, served: str = "") -> None:
-        """Prepare; only `load` reads the ConfigMap. `close` closes `client`.
-
-        If it is known that the job had a master before, `served` says how; then an empty journal is an error.
-        """
+        """`served` says how the job is known to have had a master; then an empty journal is an error."""
         self._spec = spec
         self._client = client
         self._served = served
@@ -141,12 +137,7 @@ class ConfigMapJournal:
         self._lock = threading.Lock()
 
     def load(self) -> History | None:
-        """Become the writer, and return what earlier masters wrote; None if the journal is empty.
-
-        Raises:
-            JournalError: the journal cannot be read now, or is still that of an earlier job of this name.
-            JournalDamaged: the content was changed or deleted.
-        """
+        """Become the writer and load. Raises `JournalError` also while an earlier job of this name owns the journal."""
         for _ in range(LOADS):
             with contextlib.suppress(_Conflict):
                 return self._load()
@@ -179,7 +170,6 @@ class ConfigMapJournal:
         return history
 
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
-        """Write all events or none, in one patch. If the log is long, put it into the snapshot first."""
         logged = [key for key in self._values if key.startswith(_LOG)]
         if len(logged) >= FOLD_ENTRIES or sum(len(self._values[key]) for key in logged) >= FOLD_BYTES:
             self._fold()
@@ -227,7 +217,6 @@ class ConfigMapJournal:
         return history
 
     def _fold(self, more: Sequence[tuple[float, AnyEvent]] = (), story: Sequence[JobEvent] = ()) -> None:
-        """Replay the log and the events `more` as a restart would, and write the result as the new snapshot."""
         with self._clear_words():
             snapshot = _decode_snapshot(unseal(self._values[_SNAPSHOT]))
             keys = sorted(key for key in self._values if key.startswith(_LOG))

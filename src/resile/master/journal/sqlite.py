@@ -46,12 +46,7 @@ class SQLiteJournal:
     folds_itself = False
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Open the file. If it does not exist, make it, unless `read_only`.
-
-        Raises:
-            JournalError: the file cannot be opened now, or does not exist.
-            JournalDamaged: the file is no journal, or one of another format.
-        """
+        """Open the file, or make it unless `read_only`. Raises `JournalError`; `JournalDamaged` if it is no journal."""
         self._path = path
         if read_only and not path.exists():
             raise JournalError(f"there is no journal at {path}")
@@ -78,7 +73,6 @@ class SQLiteJournal:
             raise JournalDamaged(f"the journal {self._path} has format {known}, and this version reads format {FORMAT}")
 
     def load(self) -> History | None:
-        """The snapshot and the events since; None if there is none. Raises `JournalDamaged` if any of it is damaged."""
         with self._clear_words("read"):
             row = self._db.execute("select at, state, crc from snapshot").fetchone()
             if row is None:

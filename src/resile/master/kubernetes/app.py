@@ -59,10 +59,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: ClusterOptions) -> bool:
-    """Serve a job of the cluster until it is over or deleted, and return True if it succeeded.
-
-    Raises `NoJob`, `DirectoryError` if the token is missing, and all that `run_master` raises.
-    """
+    """Serve a cluster's job until it is over or deleted; True if it succeeded. Raises `NoJob`, and as `run_master`."""
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it would tell of every call
     async with contextlib.AsyncExitStack() as cleanup:
         try:
@@ -162,7 +159,6 @@ async def _find(client: Client, where: ClusterOptions) -> tuple[Object, str]:
 
 
 def _spec_of(kind: JobKind, found: Object, journal: ConfigMapJournal) -> JobSpec:
-    """The job as its manifest describes it, or as the journal has it if the manifest is invalid; `NoJob` if neither."""
     try:
         return kind.to_job_spec(read_manifest(found))
     except BadManifest as bad:

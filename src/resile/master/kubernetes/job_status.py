@@ -16,7 +16,6 @@ from resile.master.job_view import shown_phase, view
 from resile.protocol.reports import NodeStatus
 
 MAX_NAMED = 3
-"""How many nodes a message names at most."""
 MANY_CRASHES = 2
 """After how many failures without a step the status mentions them. One failure may be bad luck."""
 _NOT_A_WORD = re.compile(r"[^A-Za-z0-9]+")
@@ -38,7 +37,6 @@ def status_of(
 
 
 def report_of(state: JobState, now: float, generation: int, hindrance: Callable[[NodeKey], str]) -> JobReport:
-    """The report from which every kind makes the status of its resource; the arguments are those of `status_of`."""
     seen, phase = view(state, now), shown_phase(state)
     return JobReport(
         phase=phase,
@@ -93,7 +91,6 @@ def _counts(state: JobState) -> dict[str, NodeCounts]:
 
 
 def _trouble(state: JobState, hindrance: Callable[[NodeKey], str]) -> str:
-    """One sentence that says which nodes cannot start now, and why; empty if all can, or if the job is over."""
     waiting = [n for n in state.nodes.values() if n.status is NodeStatus.PENDING and n.alive]
     if not waiting or state.phase.over or state.phase is Phase.SUSPENDED:
         return ""
@@ -104,7 +101,6 @@ def _trouble(state: JobState, hindrance: Callable[[NodeKey], str]) -> str:
 
 
 def _recovery(state: JobState, phase: JobPhase) -> str:
-    """Why a job restarts, scales, or runs without having taken a step; empty if it does not, or if not known."""
     if phase is JobPhase.RESTARTING and state.progress.outages:
         return state.progress.outages[-1].because
     if phase is JobPhase.RUNNING and state.progress.step < 0:
@@ -117,7 +113,6 @@ def _recovery(state: JobState, phase: JobPhase) -> str:
 
 
 def _crashing(state: JobState) -> str:
-    """One sentence on how workers fail again and again before the first step; empty if they do not."""
     times = sum(len(node.crashes) for node in state.nodes.values())
     first = state.rendezvous.failures.first
     if times < MANY_CRASHES or first is None:

@@ -99,14 +99,11 @@ class PlanWatch:
     # what is done ---------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """Execute new plans, but at most `MAX_PLAN_ENDS` at a time: the core remembers the ends of so many plans.
-
-        If the core forgot the end of a plan before it is in the plan's status, the plan would be executed again.
-        """
         while True:
             await self._changed.wait()
             self._changed.clear()
             await self._tell_ends()
+            # The core remembers the ends of so many plans. A plan whose end it forgot would be executed again.
             while self._new and len(self._open) < MAX_PLAN_ENDS:
                 await self._execute(self._new.pop(0))
                 await self._tell_ends()
@@ -154,7 +151,6 @@ class PlanWatch:
                 self._open.pop(uid, None)
 
     async def _tell(self, plan: Object, phase: PlanPhase, reason: str, message: str) -> None:
-        """Write a plan's status, and try again until the status is written or the plan is gone."""
         plan["status"] = status = self._kind.write_status(plan, phase, reason, message, self._serving.events.now)
         name = plan["metadata"]["name"]
         log.info("%s %s: %s%s", self._kind.definition.kind, name, phase.value, f": {message}" if message else "")

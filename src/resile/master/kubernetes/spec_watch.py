@@ -35,8 +35,6 @@ REFUSED = "ScaleRefused"
 
 
 class WantedSpec(msgspec.Struct, frozen=True):
-    """The part of a job's spec that users may change while the job runs."""
-
     replicas: dict[str, int]
     suspend: bool
 

@@ -27,7 +27,6 @@ from resile.master.kubernetes.job_status import difference, status_of
 log = logging.getLogger("resile.master")
 
 STATUS_SECONDS = Seconds(1.0)
-"""The least seconds between two writes of the status."""
 STEPS_SECONDS = Seconds(10.0)
 """The least seconds between two writes if only progress or goodput has changed: each write loads the API server."""
 LAST_SECONDS = Seconds(5.0)
@@ -51,7 +50,6 @@ class StatusWriter:
         self._hindrance = hindrance
         self._written: Object = {}
         self._gone = False
-        """True once the resource is known to be deleted."""
         self._steps_at = 0.0
         self._changed = asyncio.Event()
         self._changed.set()
@@ -139,7 +137,6 @@ class StatusWriter:
             return False
 
     def _complaint(self) -> dict[str, str]:
-        """The status fields `reason` and `message` for an unwritable journal or a refused change; empty if neither."""
         trouble = self._serving.events.trouble
         if trouble is not None:
             reason = JOURNAL_GONE if isinstance(trouble, JournalGone) else "JournalNotWritten"
@@ -171,7 +168,6 @@ class StatusWriter:
 
 
 def _only_gauges(patch: Object) -> bool:
-    """True if a patch of the status changes only step, total, speed and goodput."""
     return all(
         field in _GAUGES and (not isinstance(value, dict) or set(value) <= _GAUGES[field])
         for field, value in patch.items()

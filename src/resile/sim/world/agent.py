@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from resile.sim.cluster import Cluster
 
 JOB = "sim"
-"""The name of every simulated job."""
 REFUSED = 1
 """The exit code of an agent that the master refused."""
 UNNUMBERED = NodeKey(WORKER, NodeId(-1))
@@ -83,7 +82,6 @@ class SimAgent:
     # connections ---------------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Connect to the master, trying until it answers."""
         if self.mode is Mode.GONE or self._link is not None:
             return
         master = None if self.cut or self.frozen else self._host.reach()
@@ -95,7 +93,6 @@ class SimAgent:
         self._link.up(self._hello())
 
     def unlinked(self, link: Link) -> None:
-        """Connect again if `link`, which has ended, was the present connection."""
         if link is self._link:
             self._link = None
             self._host.clock.after(self._host.rng.uniform(0.001, 0.12), self.connect)
@@ -105,7 +102,6 @@ class SimAgent:
             self._link.tear()
 
     def freeze(self, frozen: bool) -> None:
-        """Stand still; or, with False, go on and handle the messages that arrived meanwhile."""
         self.frozen = frozen
         self.healthy_since = self._host.clock.now
         if not frozen:
@@ -114,14 +110,12 @@ class SimAgent:
                 self.hear(link, message)
 
     def isolate(self, cut: bool) -> None:
-        """Cut this machine off from the network; or, with False, connect it again."""
         self.cut = cut
         self.healthy_since = self._host.clock.now
         if not cut and self._link is not None:
             self._link.healed()
 
     def hear(self, link: Link, message: MasterMessage) -> None:
-        """Handle a message of the master, or keep it for later while frozen."""
         if self.mode is Mode.GONE or link is not self._link:
             return
         if self.frozen:
@@ -245,14 +239,12 @@ class SimAgent:
 
     @property
     def able(self) -> bool:
-        """True if the processes of this agent can take part in a step now."""
         return self.mode is Mode.RUNNING and not self.cut and not self.frozen
 
     def stepped(self, round_: Round, step: int, total: int) -> None:
         self._say(StepReport(round=round_, step=step, total=total))
 
     def completed(self, round_: Round) -> None:
-        """Report that all processes of this round ended well."""
         if self.mode is Mode.RUNNING and round_ == self.round:
             self.mode = Mode.FINISHED
             self._say(NodeFinished(round=self.round))
@@ -300,7 +292,6 @@ class SimAgent:
         )
 
     def _abandon(self, left: list[SimAgent]) -> None:
-        """Break the collectives of about half of `left`, the other members, unless their round ends before that."""
         for other in left:
             if self._host.rng.random() < 0.5:
                 self._host.clock.after(self._host.rng.uniform(0.01, 1.5), partial(other.break_collective, other.round))
@@ -310,7 +301,6 @@ class SimAgent:
             self.fail(collateral=True)
 
     def leave(self, because: str) -> None:
-        """Say goodbye to the master and end, as after a signal."""
         if self.mode is not Mode.GONE:
             self._say(Leaving(because=because))
             self.die()

@@ -35,8 +35,6 @@ class Data(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataReader:
-    """One training process: it opens the data set, takes a shard, does it piece by piece, and takes the next."""
-
     def __init__(self, clock: Clock, agent: SimAgent, name: str, data: Data) -> None:
         self.name = name
         self._clock = clock
@@ -70,7 +68,6 @@ class DataReader:
             self._timer.cancel()
 
     def answered(self, answer: ShardAnswer) -> None:
-        """Go on with the answer to the open request. Ignore a repeated answer."""
         if self.stopped or self.pending is None or answer.request != self._request:
             return
         self.pending = None

@@ -128,7 +128,6 @@ class ElasticAgent(SimAgent):
                 self._rest()
 
     def _rest(self) -> list[SimAgent]:
-        """Leave the round, to join again in a moment. Returns the other members, which will notice."""
         left = self._down()
         self.mode = Mode.STOPPING
         self._later(self._host.rng.uniform(0.002, 0.05), self._stopped)
@@ -137,7 +136,6 @@ class ElasticAgent(SimAgent):
     # ends ----------------------------------------------------------------------------------------------------------
 
     def completed(self, round_: Round) -> None:
-        """Report that all members of this round have taken the last step. Half of the scripts go on for a while."""
         if self.mode is not Mode.RUNNING or round_ != self.round:
             return
         self.mode = Mode.EVALUATING
@@ -154,7 +152,6 @@ class ElasticAgent(SimAgent):
         self._say(NodeFinished(round=self.round))
 
     def fail(self, *, oom: bool = False, collateral: bool = False) -> bool:
-        """Let a process fail; False if none does. With `collateral`, elastic processes only leave their round."""
         if not self._elastic:
             return super().fail(oom=oom, collateral=collateral)
         if collateral:

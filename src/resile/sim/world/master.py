@@ -41,7 +41,6 @@ class MemoryJournal:
         self._events.append(_encode((now, event)))
 
     def compact(self, state: JobState) -> None:
-        """Replace all events and the old snapshot by a snapshot of this state."""
         self._snapshot = _encode(state)
         self._events: list[bytes] = []
 

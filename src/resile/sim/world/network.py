@@ -64,13 +64,11 @@ class Link:
         self._at(now + self._net.delay(), lambda: self.agent.unlinked(self))
 
     def healed(self) -> None:
-        """Deliver, in order, the messages that were held while the agent's machine was cut off."""
         held, self._held = self._held, []
         for call in held:
             call()
 
     def _send(self, last: float, arrive: Call) -> float:
-        """Let a message arrive after the last one of its direction, sometimes twice. Returns when it arrives."""
         if not self.open:
             return last
         at = max(last, self._net.clock.now + self._net.delay())
@@ -80,8 +78,6 @@ class Link:
         return at
 
     def _at(self, when: float, arrive: Call) -> None:
-        """Call `arrive` at this moment, or, if the agent's machine is cut off then, when it is not any more."""
-
         def call() -> None:
             if self.agent.cut:
                 self._held.append(call)

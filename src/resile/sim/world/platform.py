@@ -46,7 +46,6 @@ class SimPlatform:
         self.machines: dict[NodeKey, Machine] = {}
 
     def launch(self, decision: LaunchNode) -> None:
-        """Start a node, unless it exists. A node that was deleted is made again."""
         known = self.machines.get(decision.node)
         if known is not None and known.status is not NodeStatus.DELETED:
             return
@@ -69,7 +68,6 @@ class SimPlatform:
             clock.after(delay, lambda: self._run(machine))
 
     def delete(self, decision: DeleteNode) -> None:
-        """End a node at a random time within `decision.grace` seconds."""
         machine = self.machines.get(decision.node)
         if machine is None or machine.status.ended or machine.deleting:
             return
@@ -81,7 +79,6 @@ class SimPlatform:
         self._host.clock.after(delay, lambda: self.end(machine, NodeStatus.DELETED, NodeEnd()))
 
     def exited(self, agent: SimAgent, code: int) -> None:
-        """End the node of an agent that exited by itself with this code."""
         for machine in self.machines.values():
             if machine.agent is agent:
                 status = NodeStatus.FAILED if code else NodeStatus.SUCCEEDED
@@ -105,7 +102,6 @@ class SimPlatform:
             self._report(machine)
 
     def end(self, machine: Machine, status: NodeStatus, end: NodeEnd) -> None:
-        """End a node now, with its agent, and report that a moment later. Does nothing if it has ended."""
         if machine.status.ended:
             return
         self._host.tell(str(machine.key), f"ends: {status} {end.reason}")

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from resile.sim.world.agent import SimAgent
 
 SAVE_EVERY = 4
-"""Steps between two checkpoints."""
 
 
 class Store:
@@ -41,7 +40,6 @@ class World:
         self._timer: Timer | None = None
 
     def enter(self, place: RoundAssignment, member: SimAgent) -> None:
-        """Add a node whose processes are up. When all members have come, training goes on from the saved step."""
         self._members[place.group_rank] = member
         if len(self._members) == self._size and not self._broken:
             store = self._training.store
@@ -50,7 +48,6 @@ class World:
             self._next()
 
     def leave(self, member: SimAgent) -> list[SimAgent]:
-        """End the steps of this round, because `member`'s processes are down. Returns the other members."""
         self._broken = True
         if self._timer is not None:
             self._timer.cancel()
