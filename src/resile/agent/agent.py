@@ -91,11 +91,7 @@ class Agent:
         logs: LogDirectory,
         output: Output,
     ) -> None:
-        """Start nothing: training processes start when the master has formed a round.
-
-        `token` returns the job's secret, for connections between nodes. `revive_master` gets the seconds since the
-        master was last reached, and may start the master again. `directory` is for the sockets of this agent only.
-        """
+        """`revive_master` gets the seconds since the master was last reached, and may start the master again."""
         self._options = options
         self._identity = identity
         self._session = session
@@ -105,7 +101,6 @@ class Agent:
         self._output = output
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._standbys_told = StandbyFacts()
-        """The last report on standbys that the master got."""
         self.standbys = StandbyPool(options, stdin=stdin(), changed=self._tell_standbys)
         self.checkpoints = CheckpointServer(
             directory / CHECKPOINT_SOCKET, token=token, yield_memory=self.standbys.yield_memory
@@ -131,7 +126,6 @@ class Agent:
     # the master -------------------------------------------------------------------------------------------------------
 
     def hello(self, local_address: str) -> Hello:
-        """The first message on a new connection: this node's whole state, with `local_address` if it has no address."""
         identity, standing = self._identity, self._workers.standing()
         address = identity.address or local_address
         return Hello(
@@ -180,7 +174,6 @@ class Agent:
                 self._on_job_over(message)
 
     def on_away(self, seconds: float, why: str) -> None:
-        """Call `revive_master`, as the master is out of reach. A node that does not train leaves after a while."""
         self._revive_master(seconds)
         patience = self._options.rendezvous.join_timeout or self._options.timeouts.connect
         if self._workers.is_training or self._is_leaving or self.done.done():
@@ -246,7 +239,6 @@ class Agent:
         self._relay.on_close(connection, because)
 
     def _become_elastic(self) -> bool:
-        """Keep processes from round to round from now on. Returns False if the agent does so already."""
         if not isinstance(self._workers, RestartingWorkers):
             return False
         from resile.agent.workers.elastic_workers import ElasticWorkers  # restarting workers do not need it
@@ -285,7 +277,6 @@ class Agent:
         self._leave(SIGNALLED + number, number)
 
     def _leave(self, exit_code: int, number: int = signal.SIGTERM, over: JobOver | None = None) -> None:
-        """Stop all processes with signal `number` and end with `exit_code`; print the failure in `over`, if any."""
         if self._is_leaving or self.done.done():
             return
         self._is_leaving = True

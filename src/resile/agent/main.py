@@ -78,7 +78,7 @@ def launch(options: RunOptions) -> int:
 
 
 def _sweep_beside(directory: Path) -> None:
-    """Lock `directory` until this process ends. In a thread, remove directories that killed agents left beside it."""
+    # nothing closes the descriptor that `hold` returns, so the lock lasts as long as this process
     with contextlib.suppress(OSError):
         stale_directories.hold(directory)
     threading.Thread(
@@ -91,7 +91,6 @@ class CannotRun(Exception):
 
 
 def _private_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Make a directory for the agent's sockets: in the directory of a local node, or among temporary files."""
     home = environ.get(LOCAL_NODE_VARIABLE, "")
     if home:
         with contextlib.suppress(OSError):
@@ -171,7 +170,6 @@ async def _find_master_and_run(options: RunOptions, directory: Path, output: Out
 
 
 async def _host(options: RunOptions, alone: bool) -> tuple[RunOptions, MasterLauncher]:
-    """Start the run's master here, unless it runs. Returns the options with its endpoint, and its launcher."""
     for tries_left in reversed(range(PORT_TRIES if alone else 1)):
         endpoint = Endpoint("127.0.0.1", free_port({})) if alone else options.endpoint  # HOST_PORTS are for rounds
         assert endpoint is not None
@@ -241,13 +239,13 @@ def _log_to(output: Output) -> None:
 
 
 def _fail_with(done: asyncio.Future[int], ended: asyncio.Task[None]) -> None:
-    """End the agent with the error that ended its session: connecting again would not help."""
+    # the session has ended with an error against which connecting again would not help
     if not ended.cancelled() and not done.done() and (why := ended.exception()) is not None:
         done.set_exception(why)
 
 
 def _end_by_defect(done: asyncio.Future[int], loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an exception of a callback. An IllegalTransition also ends the agent, as its worker would never end."""
+    # after an IllegalTransition a worker would never end, so the agent ends
     loop.default_exception_handler(context)
     error = context.get("exception")
     if isinstance(error, IllegalTransition) and not done.done():
@@ -255,7 +253,6 @@ def _end_by_defect(done: asyncio.Future[int], loop: asyncio.AbstractEventLoop, c
 
 
 def _identity(options: RunOptions, environ: Mapping[str, str]) -> Identity:
-    """The identity of this node: from the platform's variables if it is managed, otherwise from the flags."""
     hostname = socket.gethostname()
     if not options.managed:
         address = options.local_addr or ""

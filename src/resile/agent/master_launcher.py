@@ -36,7 +36,6 @@ log = logging.getLogger("resile.agent")
 
 LAUNCH_PATIENCE = 15.0
 MAX_STARTS = 10
-"""How often one agent starts a supervisor at most."""
 REVIVE_AFTER = 2.0
 """Seconds without a master after which an agent may restart a master that another agent had started."""
 
@@ -46,7 +45,6 @@ class CannotLaunchMaster(Exception):
 
 
 def hosts_master(options: RunOptions) -> bool:
-    """True if this machine is to run the master."""
     if options.managed:
         return False
     if options.endpoint is None:
@@ -66,7 +64,6 @@ def is_here(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """True if `host` can only be reached from this machine."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
@@ -162,10 +159,7 @@ class MasterLauncher:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
 
     def revive(self, seconds_away: float) -> None:
-        """Start the master again from its journal, if neither the master nor its supervisor lives.
-
-        A supervisor that this agent started is checked at once, another's after `REVIVE_AFTER` s without a master.
-        """
+        """Start the master again from its journal, if neither the master nor its supervisor lives."""
         if self._starts >= MAX_STARTS or not self._directory.exists:
             return
         gone = self._supervisor.poll() is not None if self._supervisor is not None else seconds_away > REVIVE_AFTER
@@ -189,7 +183,6 @@ class MasterLauncher:
                     await self._supervisor_ended()
 
     def stop(self) -> None:
-        """Stop the supervisor and its master, if this agent started them."""
         if self._supervisor is not None and self._supervisor.poll() is None:
             self._supervisor.terminate()
 
@@ -230,7 +223,6 @@ class MasterLauncher:
         self._starts += 1
 
     async def _wait_until_up(self) -> None:
-        """Wait, without a time-out, until the master has written its address. CannotLaunchMaster if it ends first."""
         try:
             while self._directory.address() is None:
                 assert self._supervisor is not None

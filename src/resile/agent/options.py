@@ -53,7 +53,6 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
     """The name that the master's certificate must hold; empty accepts any, because `tls_ca` signs for masters only."""
 
     def __rich_repr__(self) -> Any:
-        """Yield the fields by name, with asterisks instead of the token."""
         yield "token", "***" if self.token else ""
         for name in ("token_file", "tls_cert", "tls_key", "tls_ca", "tls_name"):
             yield name, getattr(self, name)
@@ -63,8 +62,6 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """All options of one `resile run`, resolved and checked."""
-
     command: tuple[str, ...]
     """Program and arguments of every training process, before `command_of` fills in the local rank."""
     nproc: int
@@ -120,11 +117,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(word.replace(LOCAL_RANK_MACRO, str(local_rank)) for word in self.command)
 
     def to_file(self, local_rank: int) -> Std:
-        """The streams of the process with `local_rank` that go to a file: redirected and teed ones."""
         return self.redirects.get(local_rank, Std.NONE) | self.tee.get(local_rank, Std.NONE)
 
     def to_console(self, local_rank: int) -> Std:
-        """The streams of the process with `local_rank` that go to the console."""
         if self.local_ranks_filter is not None and local_rank not in self.local_ranks_filter:
             return Std.NONE
         only_file = self.redirects.get(local_rank, Std.NONE) & ~self.tee.get(local_rank, Std.NONE)

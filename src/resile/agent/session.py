@@ -30,7 +30,6 @@ from resile.wire.tls import BadTLS
 log = logging.getLogger("resile.agent")
 
 BACKOFF = Backoff(first=0.02, limit=1.0)
-"""Pauses between attempts to reach a master that does not answer, or hangs up at once."""
 CALL_TIMEOUT = 5.0
 
 _HEARTBEAT = encode(Heartbeat())
@@ -49,8 +48,6 @@ class MasterListener(Protocol):
 
 
 class Session:
-    """Keeps an agent connected to its master."""
-
     def __init__(
         self,
         endpoint: Endpoint,
@@ -58,11 +55,9 @@ class Session:
         tls: Callable[[], ssl.SSLContext | None],
         server_name: str | None = None,
     ) -> None:
-        """Nothing is connected before `run`.
+        """`token` and `tls` are called at every attempt to connect: their files may be replaced, or not exist yet.
 
-        `token` and `tls` are called at every attempt to connect, because their files may be replaced or not exist yet.
-        If `token` raises `DirectoryError`, the session tries again. `server_name` is the name that the master's
-        certificate must hold, if it is not the endpoint's host.
+        If `token` raises `DirectoryError`, the session tries again. `server_name` defaults to the endpoint's host.
         """
         self._endpoint = endpoint
         self._token = token

@@ -20,8 +20,6 @@ AGAIN_EVERY = 30.0
 
 
 class WaitLog:
-    """Logs that a node waits for its master or for a round."""
-
     def __init__(self, rendezvous: RendezvousConfig, timeouts: Timeouts, place: Endpoint | None = None) -> None:
         """`place` is the endpoint that all nodes were given; None if a platform started them."""
         self._rendezvous = rendezvous

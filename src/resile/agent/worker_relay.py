@@ -60,7 +60,6 @@ class Relay:
         self._workers |= workers
 
     def expect(self, worker: str) -> None:
-        """Accept messages of the process named `worker` as well."""
         self._workers.add(worker)
 
     def gone(self, worker: str) -> None:
@@ -114,7 +113,6 @@ class Relay:
             self._forget({name} & self._takers)
 
     def answer(self, answer: ShardAnswer) -> None:
-        """Pass the master's answer on to the process that asked."""
         self._open.pop((answer.worker, answer.request), None)
         connection = self._connections.get(answer.worker)
         if connection is not None:

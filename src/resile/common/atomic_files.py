@@ -8,10 +8,7 @@ from pathlib import Path
 
 
 def draft_of(path: Path) -> Path:
-    """A path beside `path` for the new version of its file. No other writer uses that path.
-
-    The pid alone would not do: writers in several containers or on several machines may have the same pid.
-    """
+    """A path beside `path` for a new version of its file. No other writer uses it, not even one with the same pid."""
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
 
 

@@ -15,7 +15,6 @@ import hashlib
 _KEYS = 8
 _WORD = (1 << 64) - 1
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-"""Shift and factor of each stage of `_mix`."""
 
 
 class ShuffledOrder:

@@ -90,9 +90,8 @@ class AgentClient:
     def report_step(self, step: int, total: int = 0) -> None:
         """Report that training has completed `step` steps of `total` (0 = unknown). Never waits, never raises.
 
-        The first step of a round goes out at once and later ones at most every STEP_INTERVAL. A step that is held back
-        is sent by the first call after that interval, with the next request, or at exit. A step that cannot be sent is
-        replaced by a newer one.
+        The first step of a round goes out at once, later ones at most every STEP_INTERVAL. One that is held back goes
+        out with a later call or request or at exit, unless a newer step replaces it.
         """
         self._held = StepReport(round=self.round, step=step, total=total)
         early = self._told_in == self.round and time.monotonic() < self._next_step
@@ -120,11 +119,8 @@ class AgentClient:
         """Send a request and wait for its answer; other threads' requests go on meanwhile.
 
         `worker` and `request` of the message are filled in here: give `""` and 0. While the agent is away, this
-        connects again until the time is up (`math.inf`: for ever). Asking the same again after AgentNotAnswering
-        resumes the old request instead of making a new one, so a shard that was granted late is not lost.
-
-        Raises:
-            AgentNotAnswering: no answer within `timeout` seconds.
+        connects again until the time is up (`math.inf`: for ever), and then raises AgentNotAnswering. Asking the same
+        after that resumes the old request, so a shard that was granted late is not lost.
         """
         deadline = time.monotonic() + timeout
         with self._turn:
@@ -151,7 +147,6 @@ class AgentClient:
     # inside: all of it with the lock held -----------------------------------------------------------------------------
 
     def _start(self, worker: str) -> None:
-        """Reset this client to one that has sent nothing, with the name `worker`."""
         self._worker = worker
         self._turn = threading.Condition(threading.Lock())
         self._socket: socket.socket | None = None
@@ -269,7 +264,6 @@ class AgentClient:
             self._note(answer)
 
     def _note(self, answer: Message) -> None:
-        """Keep an answer to an open request; a second copy of an answer is dropped."""
         if isinstance(answer, ShardAnswer) and answer.request in self._open:
             self._answers[answer.request] = answer
 

@@ -21,14 +21,11 @@ BACKLOG = 256
 
 
 class AgentSocket(Server):
-    """A listening Unix socket and the training processes that are connected to it."""
-
     def __init__(self, endpoint: Endpoint, listener: asyncio.Server, path: Path) -> None:
         super().__init__(endpoint, listener)
         self.path = path
 
     def close(self) -> None:
-        """Stop listening, close every connection and remove the socket."""
         super().close()
         self.path.unlink(missing_ok=True)
 
@@ -43,11 +40,8 @@ async def serve_local(
 ) -> AgentSocket:
     """Listen on the Unix socket `path`, making its directory (mode 0700) if needed. A stale socket is replaced.
 
-    Callbacks are as for `resile.wire.connection.serve`. Messages are of `WorkerMessage`, and a training process sends
-    `Attach` first. A process that forks connects again under its own name (see `AgentClient`).
-
-    Raises:
-        CannotListen: the directory cannot be made, belongs to another user or is open to others.
+    Callbacks are as for `resile.wire.connection.serve`. Messages are of `WorkerMessage`, and `Attach` comes first.
+    Raises CannotListen if the directory cannot be made, belongs to another user or is open to others.
     """
     endpoint = Endpoint(
         token=None,

@@ -100,11 +100,9 @@ class BulkStream:
 
 
 def call(replica_endpoint: ReplicaEndpoint, token: bytes, timeout: float = HANDSHAKE_DEADLINE) -> BulkStream:
-    """Connect to the agent at `replica_endpoint`, and return once both sides have proved that they hold `token`.
+    """Connect to the agent at `replica_endpoint`; both sides have proved that they hold `token` when this returns.
 
-    Raises:
-        CannotConnect: no agent there, or no answer in time.
-        HandshakeRefused: wrong token, or another certificate than the agent's.
+    Raises CannotConnect if no agent answers in time, HandshakeRefused for a wrong token or certificate.
     """
     where = address(replica_endpoint.address, replica_endpoint.port)
     deadline = time.monotonic() + timeout
@@ -134,11 +132,9 @@ def admit(
     tls: ssl.SSLContext | None,
     timeout: float = HANDSHAKE_DEADLINE,
 ) -> BulkStream:
-    """Admit a caller: a stream on `sock` once the caller has proved that it holds `token`. Else `sock` is closed.
+    """Return a stream on `sock` once the caller has proved that it holds `token`. On any error, `sock` is closed.
 
-    Raises:
-        HandshakeRefused: the caller has another token, or none.
-        OSError: the caller hung up, or took too long.
+    Raises HandshakeRefused for a wrong token, OSError if the caller hung up or took too long.
     """
     deadline = time.monotonic() + timeout
     try:
@@ -157,7 +153,6 @@ def admit(
 
 
 def fingerprint(certificate: bytes) -> str:
-    """The SHA-256 of a certificate in DER form, in hexadecimal."""
     return hashlib.sha256(certificate).hexdigest()
 
 

@@ -223,7 +223,6 @@ async def _listen(host: str, port: int, loop: asyncio.AbstractEventLoop) -> sock
 
 
 def _look_after(sock: socket.socket, user_timeout: float | None) -> None:
-    """Set `sock` to send small messages without delay, and let the kernel notice peers that vanished."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(KEEPALIVE_IDLE))

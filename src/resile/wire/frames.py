@@ -46,10 +46,7 @@ HEARTBEAT_FRAME = encode(HEARTBEAT)
 
 
 class FrameDecoder:
-    """Cuts a stream of bytes into frame bodies, whatever pieces it arrives in.
-
-    Keeps nothing between whole frames, so an idle connection costs one small object.
-    """
+    """Cuts a stream of bytes into frame bodies, whatever pieces it arrives in. Keeps nothing between whole frames."""
 
     __slots__ = ("_limit", "_rest")
 
@@ -59,15 +56,12 @@ class FrameDecoder:
 
     @property
     def partial(self) -> bool:
-        """True if the stream is in the middle of a frame."""
         return self._rest is not None
 
     def feed(self, data: bytes) -> Sequence[memoryview]:
         """The bodies that `data` completes, in order. The views stay valid after later calls.
 
-        Raises:
-            BadFrame: a length is over the limit. The stream is lost: feed nothing more. Frames that came whole before
-                the bad length are lost with it.
+        Raises BadFrame if a length is over the limit; the stream, and the frames of `data` before it, are lost then.
         """
         if self._rest is None:
             if len(data) >= PREFIX and len(data) - PREFIX == self._check(data, 0):
@@ -106,16 +100,12 @@ LONGEST_COMPLAINT = 200
 
 
 def _one_line(text: str) -> str:
-    """The peer's text, shortened and without line breaks or control characters."""
     short = text if len(text) <= LONGEST_COMPLAINT else text[: LONGEST_COMPLAINT - 1] + "…"
     return "".join(letter if letter.isprintable() else "?" for letter in short)
 
 
 class MessageDecoder:
-    """Decodes frame bodies to messages of one union of types. All connections of a server share one decoder.
-
-    Only msgspec's typed decoding runs on a peer's bytes, so a value that is not of the declared types never exists.
-    """
+    """Decodes frame bodies to messages of one union of types; a value that is not of these types never exists."""
 
     __slots__ = ("_decoder", "heartbeat")
 

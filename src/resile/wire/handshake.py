@@ -51,8 +51,6 @@ def _check_magic(data: bytes, who: str) -> None:
 
 
 class _Handshake:
-    """The part of the handshake that both sides share."""
-
     __slots__ = ("_got", "_mine", "_theirs", "_token", "_who", "finished")
 
     def __init__(self, token: bytes, who: str) -> None:
@@ -72,7 +70,6 @@ class _Handshake:
 
     @property
     def silent(self) -> bool:
-        """True if the peer has not sent a single byte."""
         return not self._got and not self._theirs
 
     def _take(self, size: int) -> bytes:
@@ -80,7 +77,6 @@ class _Handshake:
         return part
 
     def _take_nonce(self) -> bool:
-        """Take MAGIC and the peer's nonce. Returns False if they are not complete yet."""
         _check_magic(self._got, self._who)
         if len(self._got) < len(MAGIC) + NONCE:
             return False

@@ -28,21 +28,16 @@ class DirectoryError(Exception):
 
 
 class MasterAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a job's master listens, and its process id."""
-
     host: str
     port: int
     pid: int
 
     @property
     def reachable_host(self) -> str:
-        """The host to connect to from this machine."""
         return "127.0.0.1" if self.host in ALL_INTERFACES else self.host
 
 
 class JobDirectory:
-    """The files of one job on this machine."""
-
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.journal = self.path / "journal.db"
@@ -51,7 +46,6 @@ class JobDirectory:
 
     @property
     def exists(self) -> bool:
-        """True if a job was created in this directory."""
         return (self.path / "job.json").exists()
 
     def create(self, spec: JobSpec, token: str | None = None) -> None:

@@ -71,14 +71,10 @@ class RendezvousClient:
             return self.over(round_)
 
     def ready(self, step: int, timeout: float | None = None, *, holds: Round = NO_ROUND) -> WorkerAssignment:
-        """Report that this process is in no round, and wait for its assignment.
+        """Report that this process is in no round, and wait for its assignment, at most `timeout` seconds if given.
 
         `step` is the number of steps completed, `holds` the newest round in which all members agreed on one state.
-        Without a `timeout` (seconds) this waits as long as the agent lives.
-
-        Raises:
-            ConnectionBroken: the agent is gone.
-            TimeoutError: no assignment came in time.
+        Raises ConnectionBroken if the agent is gone, TimeoutError if no assignment came in time.
         """
         with self._turn:
             self._placed = None

@@ -26,8 +26,7 @@ class BadTLS(ValueError):
 def server_context(certificate: Path, key: Path, *, client_ca: Path | None = None) -> ssl.SSLContext:
     """The TLS context of a server. With `client_ca`, it accepts only clients with a certificate of that CA.
 
-    Raises:
-        BadTLS: a file is missing, unreadable, no PEM, or key and certificate do not belong together.
+    Raises BadTLS if a file is missing, unreadable, no PEM, or key and certificate do not belong together.
     """
     sslproto.SSLProtocol.max_size = READ_BUFFER  # for the whole process, since asyncio has no option per server
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -45,11 +44,9 @@ def client_context(
 ) -> ssl.SSLContext:
     """The TLS context of a client. It trusts only servers whose certificate `ca` has signed.
 
-    `check_name` False accepts any name in the certificate. That is right where `ca` signs for one job alone and its
-    master has an address that was not known when the certificate was made.
-
-    Raises:
-        BadTLS: as for `server_context`; or only one of `certificate` and `key` was given.
+    `check_name` False accepts any name in the certificate: for a `ca` that signs for one job alone, whose master's
+    address was not known when the certificate was made.
+    Raises BadTLS as `server_context` does, or if only one of `certificate` and `key` is given.
     """
     if (certificate is None) != (key is None):
         given, lacking = ("certificate", "key") if key is None else ("key", "certificate")

@@ -87,8 +87,6 @@ class Endpoint:
 
 
 class _Opening(NamedTuple):
-    """What a connection needs until its peer has proved that it holds the token."""
-
     handshake: ServerHandshake | ClientHandshake
     timer: asyncio.TimerHandle | None = None
     """On the server's side: ends a slow handshake. None on the client's side, where `connect` has a time-out."""
@@ -183,7 +181,6 @@ class Connection(asyncio.BufferedProtocol):
             self._open()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The buffer that all connections of the endpoint receive into; `buffer_updated` copies what has arrived."""
         return self._endpoint.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -245,7 +242,6 @@ class Connection(asyncio.BufferedProtocol):
                 self._receive(opening.handshake.rest)
 
     def _not_opened(self, opening: _Opening, error: ConnectionError) -> None:
-        """Report the failure to the caller that waits for this connection, or to `on_refused`."""
         self._endpoint.opening.discard(self)
         if opening.timer is not None:
             opening.timer.cancel()
@@ -310,12 +306,10 @@ class CallingConnection(Connection):
 
 
 def address(host: str, port: int) -> str:
-    """The address as log messages show it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _credentials(transport: asyncio.BaseTransport) -> tuple[int, int]:
-    """Pid and uid of the process at the other end of a Unix socket."""
     sock = transport.get_extra_info("socket")
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return pid, uid

@@ -20,10 +20,9 @@ log = logging.getLogger("resile.agent")
 
 
 class WorkThread:
-    """Runs queued work in order, and knows which buffers the work uses."""
+    """Runs queued work in order in one thread, and knows which buffers the pending work uses."""
 
     def __init__(self, name: str, level: int) -> None:
-        """Nothing runs before `start`. Failures of work are logged at `level`."""
         self._name = name
         self._work: queue.SimpleQueue[tuple[Callable[[], str], Callable[[str], object], Future[None]]]
         self._work = queue.SimpleQueue()
@@ -36,10 +35,9 @@ class WorkThread:
     def submit(
         self, work: Callable[[], str], *buffers: Buffer, answer: Callable[[str], object] = lambda error: None
     ) -> None:
-        """Queue `work`, which uses `buffers`; they are in `claimed` until the work is done.
+        """Queue `work`, which uses `buffers` and returns why it failed, or an empty string.
 
-        The thread calls `work`, which returns an empty string or a sentence that says why it failed. `answer` is called
-        with that string, or with a sentence about the exception if `work` raises one.
+        The thread then calls `answer` with that string, or with a sentence about the exception that `work` raised.
         """
         future: Future[None] = Future()
         self.pending[future] = buffers
@@ -48,7 +46,6 @@ class WorkThread:
 
     @property
     def claimed(self) -> set[Buffer]:
-        """The buffers of all pending work."""
         return {buffer for buffers in list(self.pending.values()) for buffer in buffers}
 
     def _run(self) -> None:

@@ -63,11 +63,7 @@ class CheckpointServer:
         yield_memory: Callable[[], bool] = lambda: False,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Nothing runs before `start`.
-
-        `path` is the socket for training processes; `token` returns the job's secret. `yield_memory` asks the rest of
-        the agent to free memory; False if it freed none. A thread calls `pause` to wait between tries to store.
-        """
+        """`yield_memory` asks the agent to free memory, and returns False if it freed none. A thread calls `pause`."""
         self._socket = MemorySocket(path, self._on_message)
         self._pause = pause
         self._buffers: dict[int, list[Buffer]] = {}
@@ -90,7 +86,6 @@ class CheckpointServer:
         self._copying.start()
 
     def keep_replicas(self, host: str, *, tls: bool) -> None:
-        """Listen on `host`, with TLS if `tls`, for replicas of another node. If that fails, the reason is logged."""
         try:
             self.replicas.open(host, tls=tls)
         except OSError as error:
@@ -157,7 +152,6 @@ class CheckpointServer:
             self._storing.submit(self._rescue)
 
     def _rescue(self) -> str:
-        """Store the newest step that is complete by now. Returns why that failed, or an empty string."""
         self._rescuing = False
         held = whole_in(list(self._buffers.values()))
         if held is None:
@@ -174,7 +168,7 @@ class CheckpointServer:
             self._rescued = None
 
     def _store(self, buffer: Buffer, sequence: int) -> str:
-        """Store a checkpoint. Returns why that failed, or an empty string. Tries without pauses once the node ends."""
+        # `_leaves` is set when the node ends; the tries after that have no pauses
         return store_committed(buffer, sequence, PAUSES, self._leaves.wait)
 
     def _note_flush(self, error: str) -> None:
@@ -196,7 +190,6 @@ class CheckpointServer:
             task.cancel()
 
     def hurry(self) -> None:
-        """End the wait of `flushed`."""
         self._hurry.set()
 
     # what processes ask for -------------------------------------------------------------------------------------------

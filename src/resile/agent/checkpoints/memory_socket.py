@@ -33,19 +33,15 @@ class Peer:
     def __init__(self, line: socket.socket) -> None:
         self.line = line
         self.local_rank: int | None = None
-        """The local rank whose buffers the process has opened; None before."""
         self.fills = False
         """True if the process writes to the buffers, False if it only reads them."""
 
     def send(self, answer: FromAgent, descriptors: list[int] | None = None) -> None:
-        """Send an answer without waiting; it is dropped if the process does not read."""
         with contextlib.suppress(OSError):
             socket.send_fds(self.line, [msgspec.msgpack.encode(answer)], descriptors or [])
 
 
 class MemorySocket:
-    """A listening Unix socket and the connected training processes."""
-
     def __init__(self, path: Path, on_message: Callable[[Peer, ToAgent], None]) -> None:
         self._path = path
         self._on_message = on_message
@@ -54,7 +50,6 @@ class MemorySocket:
 
     @property
     def filled_ranks(self) -> set[int]:
-        """The local ranks whose buffers a connected process writes to."""
         return {peer.local_rank for peer in self._peers.values() if peer.fills and peer.local_rank is not None}
 
     def start(self) -> None:

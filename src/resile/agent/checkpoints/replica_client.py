@@ -30,16 +30,12 @@ BLOCK = 4 << 20
 
 
 class ReplicaClient:
-    """Copies checkpoints of this node to its partner in the newest round."""
-
     def __init__(self, token: Callable[[], bytes], environ: Mapping[str, str] = os.environ) -> None:
-        """There is no partner before `enter`; `token` returns the job's secret and is called at every connect."""
         self._round: Round = NO_ROUND
         self._partner: ReplicaEndpoint | None = None
         self._token = token
         self._rate = _rate(environ)
         self._stream: BulkStream | None = None
-        """The connection of the copy that is being sent."""
 
     @property
     def there(self) -> bool:

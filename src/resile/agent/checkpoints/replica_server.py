@@ -53,22 +53,14 @@ def copy_deadline(data: int) -> float:
 
 
 class _Arrival(NamedTuple):
-    """When a buffer got its complete replica: its number among all arrivals, and its round."""
-
     number: int
-    """The higher, the newer. Sequence numbers do not tell that, because the senders' clocks may differ."""
+    """Counts all arrivals. Sequence numbers do not tell which is newer, because the senders' clocks may differ."""
     round: Round
 
 
 class ReplicaServer:
-    """The replicas that this node keeps for another node."""
-
     def __init__(self, room: Callable[[int], str], token: Callable[[], bytes]) -> None:
-        """Nothing is received before `open`.
-
-        `room(n)` returns why there is no memory for `n` more bytes, or an empty string; any thread calls it. `token`
-        returns the job's secret.
-        """
+        """`room(n)` returns why there is no memory for `n` more bytes, or an empty string; any thread calls it."""
         self._room = room
         self._buffers: dict[int, list[Buffer]] = {}
         self._locks: dict[int, threading.Lock] = {}
@@ -87,7 +79,7 @@ class ReplicaServer:
 
     @property
     def buffers(self) -> list[Buffer]:
-        """The buffers for all replicas, also empty ones."""
+        """All buffers, also those that hold no complete replica."""
         with self._guard:
             return [buffer for pair in self._buffers.values() for buffer in pair]
 
@@ -301,7 +293,6 @@ class ReplicaServer:
 
 
 def _is_checkpoint(copy: ReplicaOffer) -> bool:
-    """True if the numbers of an offer can be those of a checkpoint. Call this before they are used."""
     return (
         0 <= copy.local_rank < MAX_LOCAL_RANKS
         and 0 <= copy.step < LARGEST
@@ -313,7 +304,6 @@ def _is_checkpoint(copy: ReplicaOffer) -> bool:
 
 
 def _own_identity() -> tuple[ssl.SSLContext, str]:
-    """A TLS context with a new self-signed certificate, and the fingerprint of that certificate."""
     from resile.common.certificates import self_signed
 
     pair = self_signed("resile-agent", ["resile-agent"])

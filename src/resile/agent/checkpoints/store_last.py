@@ -57,10 +57,9 @@ def store_last(
     pause: Callable[[float], object],
     what_next: str = "",
 ) -> str:
-    """Store the newest step of each rank. If that step is not complete in storage then, store the older ones too.
+    """Store `newest`; if that step is then not complete in storage, store `older` too. All buffers are released.
 
-    Returns an empty string, or why something was not stored. All buffers are released. `what_next` is added to the
-    log line that says where the checkpoint is.
+    Returns an empty string, or why something was not stored. `what_next` ends the log line about the checkpoint.
     """
     left = iter(pauses)
     try:
@@ -101,7 +100,6 @@ def _is_storable(layout: Layout) -> bool:
 def _store_each(
     found: list[Held], pauses: Iterable[float], pause: Callable[[float], object]
 ) -> tuple[set[tuple[str, int]], list[str]]:
-    """Store these checkpoints. Returns directory and step of each one that was stored, and the errors."""
     places, held, errors = [], [], []
     for buffer, record in found:
         if buffer.record() == record and not buffer.wanted:

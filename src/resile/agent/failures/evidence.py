@@ -20,7 +20,6 @@ import msgspec
 from resile.protocol.reports import MAX_ERROR, MAX_LOG_TAIL, WorkerFailure
 
 MAX_ERROR_FILE = 1024 * 1024
-"""The largest error file that is read, in bytes. `@record` writes a message and a call stack, which are smaller."""
 UNCAUGHT_ERROR = 1
 """The exit code of a Python program that an exception ended."""
 
@@ -64,8 +63,7 @@ def read_failure(
 ) -> WorkerFailure:
     """The failure of a process that ended with `returncode` (negative for a signal) at `ended_at`. Never raises.
 
-    `error_file` is the path of its TORCHELASTIC_ERROR_FILE, which need not exist; `log_tail` is the end of its output;
-    `oom_killed` is True if the kernel killed it for lack of memory.
+    `error_file` is its TORCHELASTIC_ERROR_FILE, which need not exist; `log_tail` is the end of its output.
     """
     tail = readable(log_tail.decode("utf-8", errors="replace"))
     recorded = read_error_file(error_file) if error_file else ErrorFile()
@@ -156,7 +154,6 @@ def readable(text: str) -> str:
 
 
 def head(text: str, limit: int) -> str:
-    """The start of a text, at most `limit` characters; it ends with "…" if the text was cut."""
     return text if len(text) <= limit else text[: limit - len(_CUT)] + _CUT
 
 
@@ -170,7 +167,7 @@ def last_part(text: str, limit: int) -> str:
 
 
 def _read(path: str, limit: int, from_end: bool = False) -> bytes | None:
-    """At most `limit` bytes of a regular file, the last if `from_end`; None if it cannot be read. Never waits."""
+    # O_NONBLOCK and the check for a regular file: a FIFO at this path must not block the agent
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -194,7 +191,6 @@ def _mtime(path: str) -> float | None:
 
 
 def _moment(noted: Any, written: float | None) -> float | None:
-    """When an error was recorded: the time `noted` in the file, or its modification time `written` if both agree."""
     try:
         seconds = float(noted)
     except (TypeError, ValueError):

@@ -44,7 +44,6 @@ _PYTHON_CANNOT_START = re.compile(
 
 
 def terminal_width() -> int:
-    """The columns of the terminal on standard error, from NARROWEST to WIDTH; WIDTH if there is no terminal."""
     try:
         columns = int(os.environ.get("COLUMNS", "")) or WIDTH
     except ValueError:
@@ -101,7 +100,6 @@ def _why(failure: WorkerFailure) -> str:
 
 
 def _both_ends(text: str, limit: int) -> str:
-    """The text; without its middle if it has more than `limit` characters."""
     if len(text) <= limit:
         return text
     return f"{head(text, limit // 2)}{text[len(text) - limit + limit // 2 :]}"

@@ -30,8 +30,6 @@ Answered = Callable[[Standby | None], None]
 
 
 class Forks:
-    """All standbys that are being forked, with the sockets on which they will answer."""
-
     def __init__(self, hangs: Callable[[], None]) -> None:
         """`hangs` is called for each standby that does not answer in time."""
         self._hangs = hangs
@@ -64,7 +62,6 @@ class Forks:
         return late
 
     def _arrived(self, line: socket.socket) -> Standby | None:
-        """The standby that has just answered on this socket; None if it was lost."""
         self._loop.remove_reader(line)
         self._lines.pop(line).cancel()
         if not self._lines:
@@ -81,8 +78,6 @@ Come = Callable[[Standby | None], None]
 
 
 class ForkQueue:
-    """Processes that wait for a standby, in the order in which they came."""
-
     def __init__(self) -> None:
         self._all: dict[Come, asyncio.TimerHandle | None] = {}
         self._loop = asyncio.get_running_loop()

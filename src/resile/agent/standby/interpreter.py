@@ -102,8 +102,6 @@ def main(control: int) -> None:
 
 
 class Script:
-    """The script to run: a file or a module."""
-
     def __init__(self, command: list[str]) -> None:
         """`command` is `[python, "-u", SCRIPT, …]` or `[python, "-u", "-m", MODULE, …]`."""
         self.module = command[3] if command[2] == "-m" else ""
@@ -123,9 +121,7 @@ class Script:
     def wanted(self, named: list[str]) -> list[str]:
         """Modules to import: those of torch that the script's source imports, and `named`, those of `--preload`.
 
-        Raises:
-            Unfit: the script sets variables before it imports torch.
-            NotWanted: there is nothing to import.
+        Raises Unfit if the script sets variables before it imports torch, NotWanted if there is nothing to import.
         """
         from resile.agent.standby import (
             script_imports,  # here, so that agents, which import this module too, do not pay for it
@@ -143,7 +139,6 @@ class Script:
         return wanted
 
     def run(self) -> None:
-        """Run the script in this process."""
         # As the interpreter makes it, so that code that looks for `__main__` finds the script.
         program = types.ModuleType("__main__")
         vars(program).update(__annotations__={}, __builtins__=sys.modules["builtins"])
@@ -219,12 +214,7 @@ class _Watched(type(os.environ)):  # type: ignore[misc]
 
 
 def _import(names: Iterable[str], needed: set[str], changing: Iterable[str]) -> None:
-    """Import the modules `names`. Errors of modules that are not in `needed` are left to the script.
-
-    Raises:
-        Unfit: a module of `needed` cannot be imported.
-        Unripe: a module reads a variable of `changing`, whose value is not known yet.
-    """
+    """Import `names`; errors of modules that are not in `needed` are left to the script. Raises Unfit or Unripe."""
     plain = type(os.environ)
     _Watched.changing = frozenset(changing)
     os.environ.__class__ = _Watched
@@ -247,11 +237,6 @@ def _module_files() -> set[str]:
 
 
 def _states(paths: Iterable[str], began: int) -> dict[str, tuple[int, int]]:
-    """Modification time and size of each file that exists.
-
-    Raises:
-        Changed: a file changed after `began`.
-    """
     states = {path: state for path in paths if (state := _state(path)) is not None}
     for path, (modified, _) in states.items():
         if modified > began:
@@ -273,10 +258,8 @@ def _descriptors() -> set[str]:
 
 
 def _left_behind(opened: set[str]) -> str:
-    """A sentence about threads, or files not in `opened`, that imports left behind; empty if there are none.
-
-    OpenBLAS ends its idle threads before a fork and starts them again later, so a test fork shows which threads remain.
-    """
+    """A sentence about threads, or files not in `opened`, that imports left behind; empty if there are none."""
+    # OpenBLAS ends its idle threads before a fork and starts them again later, so a test fork shows which remain.
     if _threads():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks with threads
@@ -300,8 +283,7 @@ def _threads() -> int:
 def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
     """Fork a standby whenever the agent asks. Returns only in a standby that became a process whose script has ended.
 
-    Standbys run the same loop as the template. A fork is a double fork whose middle process ends at once. The agent
-    adopts orphans meanwhile, so it becomes the parent of the new standby.
+    Standbys run this loop too. The second fork makes an orphan, which the agent adopts.
     """
     while True:
         word, descriptors = _hear(line)

@@ -49,16 +49,12 @@ BACKOFF = Backoff(first=1.0, limit=8.0)
 
 
 class StandbyFacts(NamedTuple):
-    """Number and memory of the standbys, as reported to the master."""
-
     ready: int = 0
     memory: Bytes = Bytes(0)
     """Bytes of all standbys and their template."""
 
 
 class StandbyPool:
-    """The template and the standbys of one agent."""
-
     def __init__(
         self,
         options: RunOptions,
@@ -67,11 +63,7 @@ class StandbyPool:
         stdin: int | None = None,
         changed: Callable[[StandbyFacts], None] = lambda _: None,
     ) -> None:
-        """Start no interpreter: `ahead`, `later` and `warm` do.
-
-        `stdin` is that of training processes; None for the agent's own. `changed` is called whenever the number of
-        standbys changes.
-        """
+        """`stdin` is for training processes; None: the agent's. `changed` is called when standbys come or go."""
         self._wanted = options.standbys
         self._off_because = cold_because(options) if self._wanted else "--standbys is 0"
         self._preload = Preload(options, environ, stdin)
@@ -102,10 +94,8 @@ class StandbyPool:
     # what the agent asks ----------------------------------------------------------------------------------------------
 
     def ahead(self) -> None:
-        """Start a template at once for the first processes, if the script imports torch and `--preload` is not given.
-
-        A module of `--preload` may turn out not to be importable by a template, which would delay the first start.
-        """
+        """Start a template now for the first processes, if the script imports torch and `--preload` is not given."""
+        # A module of `--preload` may turn out not to be importable by a template, which would delay the first start.
         if not self._off_because and not self._preload.preload:
             self._reading = self._loop.run_in_executor(None, self._preload.imports_torch)
             self._reading.add_done_callback(self._read)
@@ -122,7 +112,7 @@ class StandbyPool:
         self._timer = self._loop.call_later(seconds, self.warm)
 
     def warm(self) -> None:
-        """Make the missing standbys, unless they are being made or standbys have been given up."""
+        """Make the missing standbys, unless they are being made or the pool has given up making standbys."""
         self._call_off()
         self._failing = False
         if self._off_because:
@@ -134,10 +124,8 @@ class StandbyPool:
             self._fork()
 
     def take(self, environment: Mapping[str, str]) -> Standby | None:
-        """Take a standby for a process with these variables, or a template that still imports; None if there is none.
-
-        A template is taken because an import that starts now would end later, and slow the template's import down.
-        """
+        """Take a standby for a process with these variables, or a template that still imports; None if none exists."""
+        # A template that still imports is taken, because an import that starts now would end later and slow it down.
         self._reading = None
         if not self._ready and (self._template is None or self._warm):
             return None
@@ -285,7 +273,6 @@ class StandbyPool:
             self._fork()
 
     def _unfit(self, unfit: str, *, again: bool, quiet: bool, without: str) -> None:
-        """Make another template for one that is `unfit`: without a module, or later if `again`; else give up."""
         if without and self._preload.leave_out(without):
             log.info("%s is not imported ahead: %s", without, unfit)
             if self._template is None:  # it was to become a process, which starts from scratch now
@@ -309,7 +296,6 @@ class StandbyPool:
     # forking ----------------------------------------------------------------------------------------------------------
 
     def _fork(self) -> None:
-        """Ask the template to fork as many standbys as are missing or waited for."""
         assert self._template is not None
         self._collect()
         for _ in range(self._wanted + len(self._queue) - len(self._ready) - len(self._forks)):
@@ -325,7 +311,6 @@ class StandbyPool:
             self._queue.disappoint()
 
     def _inherited(self, heir: Standby | None) -> None:
-        """Use `heir`, which was forked with all imports, as the template. None if it was lost."""
         self._awaits_heir = False
         if heir is None:
             self._failed("a standby was lost before it was ready")
@@ -341,13 +326,10 @@ class StandbyPool:
             self._came(standby)
 
     def _hangs(self) -> None:
-        """End the template, which does not answer, and its standbys."""
         self._drop()
         self._failed("the interpreter that makes standbys hangs")
 
     def _came(self, standby: Standby) -> None:
-        """Give a new standby to a waiting process. If none waits, keep it, or end it if there are enough."""
-
         def gone() -> None:
             self._ready.remove(standby)
             standby.wait()

@@ -84,12 +84,7 @@ class Preload:
         return True
 
     def start(self, taken: Bytes, *, urgent: bool) -> Standby:
-        """Start a template, with full priority if `urgent`. Standbys of this node use `taken` bytes already.
-
-        Raises:
-            NotEnoughMemory: there is no memory for a template.
-            OSError: no process or file can be made.
-        """
+        """Start a template, at full priority if `urgent`; others use `taken` bytes. Raises NotEnoughMemory, OSError."""
         if why := short_of(self._need, taken, what="a standby", limit=MEMORY, environ=self._environ):
             raise NotEnoughMemory(why)
         request = {

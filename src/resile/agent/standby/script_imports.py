@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 MAX_SOURCE = 4 * 1024 * 1024
 MAX_MODULES = 200
-"""How many of the script's own modules are read at most."""
 PROMPTED = ("torch._dynamo",)
 """Modules that torch imports when the first optimizer is made; they take as long as torch itself."""
 
@@ -34,8 +33,6 @@ _FOR_LIBRARIES = ("resile.torch.huggingface", "resile.torch.lightning")
 
 
 class Source(NamedTuple):
-    """The modules of torch that a script imports, and where it sets variables before, as read from its source."""
-
     modules: tuple[str, ...] = ()
     """torch, the modules of torch and resile that the script names, and PROMPTED; empty if it needs no torch."""
     sets_variables: str = ""
@@ -108,7 +105,6 @@ class _Reader:
             self._own(os.path.join(self._root, *each.split(".")))
 
     def _near(self, path: str, node: ast.ImportFrom) -> None:
-        """Follow a relative import in the module at `path`."""
         base = path
         for _ in range(node.level):
             base = os.path.dirname(base)

@@ -61,7 +61,6 @@ class Standby:
         socket.send_fds(self._line, [word], descriptors, socket.MSG_DONTWAIT)
 
     def kill_after(self, seconds: float) -> None:
-        """Kill this interpreter after `seconds`, unless `call_off` is called before."""
         self.call_off()
         self._timer = self._loop.call_later(seconds, self.kill)
 
@@ -78,12 +77,10 @@ class Standby:
             os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0))
 
     def kill(self, *, alone: bool = False) -> None:
-        """Kill this interpreter and, unless `alone`, its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             (os.kill if alone else os.killpg)(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for the end of this interpreter and reap it. Returns its exit code, negative for a signal."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def let_go(self) -> None:
@@ -169,7 +166,7 @@ def die_with_agent(agent: int) -> Callable[[], None]:
 
 
 class StartOrder:
-    """Command, environment and streams of the training process that a standby is to become. Its maker closes it."""
+    """The message that turns a standby into a training process: command, environment, streams. Its maker closes it."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> None:
         """Duplicate `streams`, which the caller still closes. Raises OSError if no file can be made."""
@@ -186,7 +183,7 @@ class StartOrder:
             self._undo = undo.pop_all()
 
     def give(self, standby: Standby) -> None:
-        """Ask a standby to begin, and close this order. Kill the standby if it does not confirm in time."""
+        """Send this and close it. A standby that does not confirm in time is killed, and its `on_end` is called."""
         try:
             standby.send(BEGIN, self._descriptors)
         except OSError:

@@ -31,17 +31,10 @@ from resile.protocol.reports import RoundAssignment, WorkerFailure
 
 
 class LogDirectory:
-    """Where the files of an agent's processes go: DIR/RUN_ID_xxxxxxxx/attempt_N/LOCAL_RANK/, as torchrun has it.
-
-    Every agent has a directory of its own in DIR, so agents on one machine can have the same `--log-dir`.
-    """
+    """Where the files of an agent's processes go: DIR/RUN_ID_xxxxxxxx/attempt_N/LOCAL_RANK/, as torchrun has it."""
 
     def __init__(self, options: RunOptions, private: Path) -> None:
-        """Make the directory. It is in `private`, which is removed at exit, unless the flags ask for log files.
-
-        Raises:
-            OSError: the directory cannot be made.
-        """
+        """Make the directory, in `private` (removed at exit) unless the flags ask for log files. May raise OSError."""
         self.kept = bool(options.log_dir) or any(options.to_file(rank) for rank in range(options.nproc))
         base = options.log_dir or (tempfile.mkdtemp(prefix="resile_logs_") if self.kept else private / "logs")
         os.makedirs(base, exist_ok=True)
@@ -52,8 +45,6 @@ class LogDirectory:
 
 
 class NodeContext(NamedTuple):
-    """What all attempts of a node have in common, for starting their processes."""
-
     options: RunOptions
     logs: LogDirectory
     socket: Path
@@ -76,9 +67,8 @@ class Attempt:
         number: int,
         on_end: Callable[[int | None, str, list[WorkerFailure]], None],
     ) -> None:
-        """Nothing runs before `start`.
+        """`round_` is NO_ROUND, and `assignment` a stand-in, for processes that are started before there is a round.
 
-        `round_` is NO_ROUND for processes that are started before there is a round; `assignment` is a stand-in then.
         `number` counts the attempts before this one on this node. `on_end` is called for every process that ends, with
         its local rank (None if no process could be started), its name and the failures that its end shows.
         """
@@ -108,7 +98,6 @@ class Attempt:
 
     @property
     def is_sound(self) -> bool:
-        """True if processes run and were not asked to stop."""
         return self.is_running and self._stopped_at is None
 
     @property
@@ -118,7 +107,6 @@ class Attempt:
 
     @property
     def has_finished(self) -> bool:
-        """True if all processes ended well without being asked to stop."""
         return self._started and not self.is_running and self._stopped_at is None and not self.failures
 
     def log_of(self, failure: WorkerFailure) -> str:
@@ -159,7 +147,7 @@ class Attempt:
         self.ranks = {local_rank: assignment.first_rank + number for number, local_rank in enumerate(local_ranks)}
 
     def replace(self, local_rank: int, number: int) -> str:
-        """Start attempt `number` of a local rank whose process failed. Returns a name; may raise CannotStart."""
+        """Start attempt `number` of a local rank whose process failed. Returns its new name; may raise CannotStart."""
         self._numbers[local_rank] = number
         self.names[local_rank] = f"{self._node.owner}.{number}.{local_rank}"
         try:
@@ -182,7 +170,6 @@ class Attempt:
         self._group.kill_one(local_rank)
 
     def kill(self) -> None:
-        """Kill all processes and their children."""
         self._stopped_at = self._stopped_at or time.time()
         self._group.kill()
 
@@ -252,10 +239,7 @@ class Attempt:
 
 
 def _without_signal(failure: WorkerFailure, asked: int) -> WorkerFailure:
-    """The failure of a process that had recorded its error and was still ending when the agent stopped it.
-
-    The agent's signal would mislead readers, so it is replaced by the exit code of a Python program with an error.
-    """
+    """The failure without the agent's signal, which would mislead: the process had recorded its error before."""
     if failure.oom or failure.signal not in (asked, signal.SIGKILL):
         return failure
     return msgspec.structs.replace(failure, signal=0, exit_code=1)

@@ -35,7 +35,7 @@ class Standing(NamedTuple):
 
 
 class Workers(Protocol):
-    """The workers of one node, from the first round to the last. Subclasses may omit methods that only `return`."""
+    """The workers of one node, from the first round to the last. Methods that `return` here do nothing by default."""
 
     newest: Round
     """The newest round that the master has named."""

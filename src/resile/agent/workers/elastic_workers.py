@@ -74,11 +74,7 @@ class ElasticWorkers:
         leave_within: float,
         ready_within: float,
     ) -> None:
-        """Take over from `before`: processes that run now stay from round to round.
-
-        `rescue` stores what processes saved in memory; it is called when another node is lost. `leave_within` and
-        `ready_within` are those of `HungWorkers`.
-        """
+        """Take over from `before`: its processes stay. `rescue` stores what they saved, when another node is lost."""
         self._restarting = before
         self._send = send
         self._launcher = launcher
@@ -122,7 +118,6 @@ class ElasticWorkers:
 
     @property
     def is_training(self) -> bool:
-        """True if this node is in a round that is not over."""
         return self._current is not None if self._stays else self._restarting.is_training
 
     def standing(self) -> Standing:
@@ -158,7 +153,6 @@ class ElasticWorkers:
             self._send(WorkerStuck(round=stuck.round))
 
     def on_round_formed(self, round_: Round, assignment: RoundAssignment) -> None:
-        """Send every ready process its assignment, if as many are ready as the master counted on."""
         if not self._stays:
             self._restarting.on_round_formed(round_, assignment)
             return
@@ -193,7 +187,6 @@ class ElasticWorkers:
     # what happens to processes ----------------------------------------------------------------------------------------
 
     def on_stopped(self, following: tuple[Round, RoundAssignment] | None) -> None:
-        """Start processes in the round `following`. If None, start them ahead, or after failures ask for a round."""
         attempt = self._launcher.attempt
         if following is None and attempt is not None and attempt.failures:
             self._restarting.on_stopped(None)
@@ -201,7 +194,6 @@ class ElasticWorkers:
             self._begin(self._launcher.start(*following) if following is not None else self._launcher.start_ahead())
 
     def on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
-        """Replace a process that failed. The node has finished when all processes with the last step ended well."""
         if local_rank is None or not self._stays:
             self.stop()
             self._restarting.on_end(local_rank, failures)
@@ -268,7 +260,6 @@ class ElasticWorkers:
     # starting and ending ----------------------------------------------------------------------------------------------
 
     def _begin(self, attempt: Attempt) -> None:
-        """Watch the processes of `attempt`, which was started in a round or ahead of one, and no others."""
         self.stop()
         if attempt.is_stopped:
             return  # they could not be started; `on_end` was called for that
@@ -390,7 +381,6 @@ class ElasticWorkers:
         )
 
     def _break_off(self, because: str) -> None:
-        """Tell every process that is in a round to leave it."""
         self._current = None
         for worker, member in self._workers.in_state(Member):
             member.line.send(RoundOver(round=self.newest, because=because))

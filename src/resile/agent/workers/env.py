@@ -69,13 +69,10 @@ def worker_environment(
     agent_socket: str,
     worker: str,
 ) -> dict[str, str]:
-    """All variables of the process with `local_rank`, made from the agent's own (`base`) and the assignment `place`.
+    """All variables of the process with `local_rank`, from the agent's own (`base`) and the assignment `place`.
 
-    All nodes have the same role here, so ROLE_RANK is the global rank and ROLE_WORLD_SIZE the world size, as torchrun
-    sets them for a single role.
-
-    Raises:
-        NoDeviceError: `--virtual-local-rank` with more processes than entries in CUDA_VISIBLE_DEVICES.
+    All nodes have one role, so ROLE_RANK is the global rank, as torchrun sets it. Raises NoDeviceError if
+    `--virtual-local-rank` finds fewer GPUs in CUDA_VISIBLE_DEVICES than there are processes.
     """
     rank = str(place.first_rank + local_rank)
     environment = shared_environment(base, options=options)
@@ -124,7 +121,6 @@ def shared_environment(base: Mapping[str, str], *, options: RunOptions) -> dict[
 
 
 def _own_device(visible: str | None, local_rank: int) -> str:
-    """The GPU that a process with `--virtual-local-rank` sees: one of `visible` if that is not None."""
     if visible is None:
         return str(local_rank)
     devices = visible.split(",")

@@ -35,8 +35,6 @@ STAY = 12
 
 
 class HungWorkers:
-    """Sets the deadlines of a node's workers and kills those that miss them."""
-
     def __init__(
         self,
         workers: WorkerList,
@@ -47,11 +45,9 @@ class HungWorkers:
         leave_within: float,
         ready_within: float,
     ) -> None:
-        """Watch these workers; the owner changes the list.
+        """`go_on` is called when siblings need not wait for a worker any longer.
 
-        `kill` kills the process of a worker, whose end is then handled like any failure. `go_on` is called when
-        siblings need not wait for a worker any longer. A process has `leave_within` seconds (the recovery budget) to
-        leave a round, because it may be in a step; a new process has `ready_within` seconds to get ready.
+        A process has `leave_within` seconds (the recovery budget) to leave a round, `ready_within` to get ready.
         """
         self._workers = workers
         self._kill = kill
@@ -63,17 +59,14 @@ class HungWorkers:
         """True if a process did not get ready in time, so its siblings form a round without it. The owner resets it."""
 
     def expect_ready(self, worker: Worker) -> None:
-        """Kill the worker unless it gets ready within `ready_within` seconds."""
         worker.set_deadline(self._ready_within, self._never_ready)
 
     def expect_all_ready(self) -> None:
-        """Give every worker that is starting a deadline to get ready, unless it has one."""
         for worker, _ in self._workers.in_state(Starting):
             if not worker.has_deadline:
                 self.expect_ready(worker)
 
     def expect_to_leave(self, worker: Worker, event: Event, state: Member | Stuck) -> None:
-        """Make the worker `Leaving` by `event`, and kill it unless it leaves its round in time."""
         worker.on(event, Leaving(state.line, state.round))
         worker.set_deadline(self._leave_within, self._never_left)
 
@@ -88,7 +81,6 @@ class HungWorkers:
             self.expect_to_leave(worker, Event.STATE_FOUND, stuck)
 
     def on_state_held(self, round_: Round) -> None:
-        """Kill workers that are stuck in `round_` or an older round: another node has the state of the training."""
         for worker, stuck in self._workers.in_state(Stuck):
             if stuck.round <= round_:
                 log.error(

@@ -38,11 +38,9 @@ class WorkerLauncher:
         on_end: Callable[[int | None, list[WorkerFailure]], None],
         on_stopped: Callable[[tuple[Round, RoundAssignment] | None], None],
     ) -> None:
-        """Nothing runs before `start`.
+        """`on_end` gets the local rank of each process that ends (None if none could be started), and its failures.
 
-        `on_end` is called for every process that ends, with its local rank (None if no process could be started) and
-        the failures that its end shows. `on_stopped` is called when all processes are gone, with the round to start in
-        (None if none was formed). `in_background` runs a coroutine as a task.
+        `on_stopped` is called when all processes are gone, with the round to start in (None if none was formed).
         """
         self._node = node
         self._relay = relay
@@ -83,7 +81,6 @@ class WorkerLauncher:
         self.restart()
 
     def leave_round(self) -> None:
-        """Stop the processes and start none until a round is formed."""
         self._next = None
         self.restart()
 
@@ -159,7 +156,6 @@ class WorkerLauncher:
         self._node.standbys.later(IDLE_FOR)
 
     def entered_round(self) -> None:
-        """Log the round that the processes have entered, and tell the relay. The node does not wait any more."""
         attempt = self.attempt
         assert attempt is not None
         self._waits.over()

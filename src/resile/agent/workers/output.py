@@ -67,8 +67,6 @@ class Tail:
 
 
 class Stream:
-    """A pipe from a process, and the file and the console that its bytes go to."""
-
     def __init__(self, descriptor: int, console: int | None, file: int | None, prefix: bytes, tail: Tail) -> None:
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
@@ -109,7 +107,6 @@ class Output:
     """Moves the output of a node's processes to the console and to files. `close` writes what is left before exit."""
 
     def __init__(self, words_to: int = STDERR) -> None:
-        """Start the writing thread; the agent's own lines go to the descriptor `words_to`."""
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._streams: set[Stream] = set()

@@ -17,7 +17,7 @@ class RestartCount:
     """Counts failures of this node's processes. All failures of one round count as one, as for the master."""
 
     def __init__(self, allowed: int, window: Seconds, clock: Callable[[], float] = time.monotonic) -> None:
-        """Allow `allowed` failures (`--max-restarts`) within `window` seconds."""
+        """Allow `allowed` failures (`--max-restarts`) in any `window` seconds."""
         self._allowed = allowed
         self._window = window
         self._clock = clock

@@ -46,11 +46,9 @@ class RestartingWorkers(Workers):
         )
 
     def is_news(self, over: Round) -> bool:
-        """True if the round `over` is newer than `newest`, or is `newest` and the node has not asked for another."""
         return over > self.newest or (over == self.newest and self._join is None)
 
     def on_welcome(self) -> None:
-        """Report failures and ask for a round again. A node that was in no round asks for its first round."""
         attempt = self._launcher.attempt
         if attempt is not None and attempt.round == self.newest:
             for failure in attempt.failures:
@@ -77,7 +75,6 @@ class RestartingWorkers(Workers):
             self._launcher.idle()
 
     def on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
-        """Report failures and stop all processes of the node; if all ended well, report that it has finished."""
         attempt = self._launcher.attempt
         assert attempt is not None
         for failure in failures:
@@ -90,5 +87,4 @@ class RestartingWorkers(Workers):
             self._send(NodeFinished(round=attempt.round))
 
     def on_ready(self, line: Line, message: WorkerReady) -> None:
-        """Close the connection: no process with that name runs here, or it is being stopped."""
         line.close(f"no process '{message.worker}' runs here")

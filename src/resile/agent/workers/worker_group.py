@@ -43,8 +43,6 @@ class Ended(NamedTuple):
 
 
 class Spawn(NamedTuple):
-    """Command, environment and outlets of a process to start."""
-
     command: Sequence[str]
     environment: Mapping[str, str]
     stdout: Outlet = Outlet()
@@ -53,7 +51,6 @@ class Spawn(NamedTuple):
 
     @property
     def outlets(self) -> tuple[Outlet, Outlet]:
-        """Where stdout and stderr go."""
         return self.stdout, self.stderr
 
 
@@ -97,15 +94,10 @@ class WorkerGroup:
 
     @property
     def alive(self) -> int:
-        """How many processes run or wait for a standby."""
         return len(self._alive) + len(self._awaited)
 
     def start(self, spawns: Sequence[Spawn]) -> None:
-        """Start one process per entry of `spawns`, local rank 0 first.
-
-        Raises:
-            CannotStart: the program cannot be run. Processes that were started are killed; `on_end` is called for them.
-        """
+        """Start a process for each of `spawns`. Before CannotStart is raised, those already started are killed."""
         try:
             for local_rank, spawn in enumerate(spawns):
                 self._start(local_rank, spawn)
@@ -114,14 +106,12 @@ class WorkerGroup:
             raise CannotStart(_cannot_start(spawns[0], error)) from error
 
     def start_one(self, local_rank: int, spawn: Spawn) -> None:
-        """Start a new process for a local rank whose process ended. Raises CannotStart if that fails."""
         try:
             self._start(local_rank, spawn)
         except OSError as error:
             raise CannotStart(_cannot_start(spawn, error)) from error
 
     def kill_one(self, local_rank: int) -> None:
-        """Kill the process of `local_rank` and its children. Does nothing if that process is gone."""
         worker = self._alive.get(local_rank)
         if worker is None:
             self._call_off([local_rank], signal.SIGKILL)
@@ -130,16 +120,13 @@ class WorkerGroup:
             _signal_group(worker.process.pid, signal.SIGKILL)
 
     def pid_of(self, local_rank: int) -> int:
-        """The pid of the process of `local_rank`; 0 if it does not run."""
         worker = self._alive.get(local_rank)
         return worker.process.pid if worker is not None else 0
 
     def runs(self, local_rank: int) -> bool:
-        """True if the process of `local_rank` runs or waits for a standby."""
         return local_rank in self._alive or local_rank in self._awaited
 
     def _start(self, local_rank: int, spawn: Spawn) -> None:
-        """Start a process from a standby if there is one or one can be forked in time, otherwise from scratch."""
         standby = None
         if self._standbys is not None:
             standby = self._standbys.take(spawn.environment)
@@ -253,7 +240,6 @@ class WorkerGroup:
             await self._empty.wait()
 
     def kill(self) -> None:
-        """Kill every process and its children."""
         self._beginning.clear()
         self._call_off(list(self._awaited), signal.SIGKILL)
         for worker in self._alive.values():
@@ -307,10 +293,8 @@ def _cannot_start(spawn: Spawn, error: OSError) -> str:
 
 
 def stdin() -> int | None:
-    """The stdin of training processes: the agent's own (None), or /dev/null if that is a terminal.
-
-    The kernel silently stops a background process group that reads from its terminal.
-    """
+    """The stdin of training processes: the agent's own (None), or /dev/null if that is a terminal."""
+    # The kernel silently stops a background process group that reads from its terminal.
     terminal = sys.__stdin__ is not None and not sys.__stdin__.closed and sys.__stdin__.isatty()
     return subprocess.DEVNULL if terminal else None
 

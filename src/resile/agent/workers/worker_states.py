@@ -30,7 +30,6 @@ class Ready(NamedTuple):
 
     line: Line
     was_member: bool
-    """True if the process has been in a round before."""
     has_state: bool
     """True if the process has taken steps, so that it has the state of the training."""
     holds: Round
@@ -101,7 +100,6 @@ class Event(enum.StrEnum):
     """A sibling that has the state is ready, so this process is not the only one with it."""
     LAST_STEP = "last step"
     DETACHED = "detached"
-    """The process took its last step, and neither ended nor got ready within the time to leave a round."""
     FAILED = "failed"
     ENDED = "ended"
     DISMISSED = "dismissed"
@@ -131,7 +129,6 @@ class IllegalTransition(Exception):
 
 
 def transition(state: State, event: Event, to: State) -> State:
-    """Returns `to` if `TRANSITIONS` lists it for `state` and `event`; otherwise raises IllegalTransition."""
     if TRANSITIONS[type(state)].get(event) is not type(to):
         raise IllegalTransition(state, event, type(to))
     return to
@@ -148,11 +145,7 @@ class Worker:
         self._deadline: asyncio.TimerHandle | None = None
 
     def on(self, event: Event, to: State) -> None:
-        """Pass into the state `to` because of `event`, and cancel the deadline of the old state.
-
-        Raises:
-            IllegalTransition: `TRANSITIONS` does not list this; nothing has changed then.
-        """
+        """Pass into the state `to` by `event`, and cancel the deadline. IllegalTransition: nothing has changed."""
         self.state = transition(self.state, event, to)
         self.cancel_deadline()
 
@@ -175,7 +168,6 @@ class WorkerList(list[Worker]):
     """All workers of a node, by local rank."""
 
     def in_state(self, kind: type[S]) -> list[tuple[Worker, S]]:
-        """Every worker whose state is of the type `kind`, with its state."""
         return [(worker, worker.state) for worker in self if isinstance(worker.state, kind)]
 
     def in_round(self) -> list[Worker]:
@@ -190,8 +182,7 @@ class WorkerList(list[Worker]):
     def all_took_last_step(self, round_: Round) -> bool:
         """True if all workers that were in this round, and have not ended, took its last step. False if there are none.
 
-        If True, a newcomer waits: it is dismissed when these workers end, or joins them in another loop of the script.
-        In a round of its own it would have no state, and train all over again.
+        A newcomer waits then: in a round of its own it would have no state, and train all over again.
         """
         workers = self.last_in(round_)
         return bool(workers) and all(isinstance(worker.state, Finishing | Detached) for worker in workers)
