@@ -29,8 +29,6 @@ class FreezeNode(msgspec.Struct, frozen=True):
 
 
 class ThawNode(msgspec.Struct, frozen=True):
-    """SIGCONT every process of a node."""
-
     node: str
 
 

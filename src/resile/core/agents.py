@@ -72,7 +72,7 @@ def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
 
 
 def on_agent_disconnected(ctx: Context, node: Node, connection: int) -> None:
-    """Give the agent the time-out `reconnect` to come back. Ignore the end of a connection that is not its newest."""
+    """Give the agent the time-out `reconnect` to come back. Ignore the end of a connection that it has replaced."""
     if node.agent is None or node.agent.connection != connection or node.status.ended:
         return
     if ctx.state.phase.over:
@@ -96,9 +96,10 @@ def on_leaving(ctx: Context, node: Node, message: Leaving) -> None:
 
 
 def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
-    """End the round at its first failure; later ones are echoes. But each failure of an elastic process is handled.
+    """Handle a failed training process. The first failure of a round ends the round; later ones only follow from it.
 
-    All failures of one node in one round cost it one restart, because one cause often kills several processes.
+    Elastic processes survive a broken collective, so each of their failures is handled. But all failures of one node in
+    one round cost it one restart, because one cause often kills several processes.
     """
     state, rdzv, failure = ctx.state, ctx.state.rendezvous, report.failure
     _note_failure(rdzv, node.key, report)

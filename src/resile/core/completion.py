@@ -14,7 +14,7 @@ from resile.protocol.reports import NodeStatus
 
 
 class Reason(enum.StrEnum):
-    """Why a job ended, in DLRover's words where it has one. A role can name other reasons (`RoleSpec.failure`)."""
+    """Why a job ended, named as in DLRover where possible. A role can name other reasons (`RoleSpec.failure`)."""
 
     COMPLETED = "Completed"
     WORKER_ERROR = "WorkerError"

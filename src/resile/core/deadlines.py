@@ -74,7 +74,7 @@ class Deadlines:
             self._silent_at[node] = max(at, now + self._silence)
 
     def next(self) -> float | None:
-        """When to call `due` next; None if no alarm is set. An alarm that was moved may go off only later."""
+        """The time to call `due`; None if no alarm is set. If an alarm was moved, `due` may return nothing then."""
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> list[AnyEvent]:

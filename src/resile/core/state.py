@@ -59,7 +59,7 @@ class Resting(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stuck(msgspec.Struct, frozen=True, tag=True):
-    """An elastic process of the agent does not leave this ended round. It may be the last one with its state."""
+    """An elastic process of the agent does not leave this round, which is over. It may be the last with the state."""
 
     round: Round
 

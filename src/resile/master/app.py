@@ -69,10 +69,7 @@ async def run_master(
     a `journal`, an SQLite file in the job directory is used; the journal is closed at the end. The context `accompany`
     is entered before the first event is handled and left after the last message to the agents.
 
-    Raises:
-        JournalError: the journal cannot be opened now, or is damaged (JournalDamaged).
-        CannotListen: the port is in use.
-        DirectoryError: the directory holds no job.
+    Raises `JournalError`, `CannotListen` if the port is in use, or `DirectoryError` if the directory holds no job.
     """
     spec = directory.spec()
     journal = SQLiteJournal(directory.journal) if journal is None else journal

@@ -31,11 +31,8 @@ from resile.master.journal.base import Journal, JournalDamaged, JournalError
 log = logging.getLogger("resile.master")
 
 COMPACT_AFTER = 20_000
-"""When the journal has so many events, a snapshot replaces them. So a restart replays them in well under a second.
-
-The snapshot is written on the event loop, which takes milliseconds on a local disk. A journal behind a network makes
-its own snapshots (`folds_itself`), in the thread that writes.
-"""
+"""When the journal has so many events, a snapshot replaces them: a restart replays fewer in well under a second. The
+snapshot is written on the event loop in milliseconds; a journal behind a network makes its own (`folds_itself`)."""
 RETRY_SECONDS = 0.5
 
 

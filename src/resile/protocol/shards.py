@@ -49,10 +49,7 @@ class DatasetOpen(Message, frozen=True, kw_only=True):
 
 
 class ShardGranted(Message, frozen=True, kw_only=True):
-    """Answer to TakeShard: records [start, end) of `epoch`, under `lease`. 0 as `lease` means there are no more shards.
-
-    If `error` is not empty, the request was refused, and there may be more shards.
-    """
+    """Answer to TakeShard: records [start, end) of `epoch`. Without `error`, `lease` 0 means that no shard is left."""
 
     worker: str
     request: int

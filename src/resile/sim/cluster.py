@@ -159,5 +159,5 @@ class Cluster:
 
 
 def _durable(state: JobState) -> JobState:
-    """A state without its gauges, of which the journal has only a summary."""
+    """A copy of the state without its progress, of which the journal has only a summary."""
     return msgspec.structs.replace(state, progress=Progress())

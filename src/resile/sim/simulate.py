@@ -41,7 +41,7 @@ class SimulationFailed(AssertionError):
 
 
 def simulate(seed: int) -> Report:
-    """Run the schedule of a seed. Raises `SimulationFailed` if an invariant breaks, checked after every event."""
+    """Run the schedule of a seed and check the invariants after each event; raises `SimulationFailed` if one breaks."""
     return run_and_report(seed, Cluster(seed))
 
 

@@ -17,8 +17,7 @@ from resile.protocol.reports import NodeStatus
 FIRST_ID = NodeId(0)
 
 SUSPECT_SECONDS = 120.0
-"""Seconds for which new nodes avoid a machine that fell silent. Meanwhile, after about 40 s, the cluster itself notices
-that the machine is gone and puts no pods on it."""
+"""Seconds for which new nodes avoid a silent machine. After about 40 s the cluster itself puts no pods on it."""
 MAX_SUSPECTS = 50
 """How many machines are avoided at a time: more than fail by themselves, and few enough to be part of every launch."""
 

@@ -11,10 +11,7 @@ LARGEST_STEP = Bytes(8 * GiB)
 
 
 def memory_after_oom(memory: Bytes, limit: Bytes | None) -> Bytes | None:
-    """The memory of the node that replaces a node that ran out of `memory`; None if it gets no more than before.
-
-    `limit` is the memory that the job's resourceLimits leave this rank, None without such a limit.
-    """
+    """The memory for the replacement of a node that ran out of `memory`, at most `limit`; None if it gets no more."""
     grown = min(memory * 2, memory + LARGEST_STEP, LARGEST_MEMORY)
     if limit is not None:
         grown = min(grown, limit)

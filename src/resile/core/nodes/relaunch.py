@@ -24,8 +24,7 @@ from resile.core.state import Node
 from resile.protocol.reports import NodeEnd, NodeStatus
 
 QUICK_SECONDS = 10.0
-"""If a node crashes sooner than this after its launch, and not for the first time in its rank, the launch of its
-replacement is delayed: its surroundings may need time to settle."""
+"""A node that crashes so soon after its launch, not for the first time in its rank, is replaced after a delay."""
 DELAY = Backoff(1.0, 30.0)
 """How long the launch is delayed after such a crash, by the number of earlier crashes of the rank."""
 UNSTARTABLE, NOT_FOUND = "StartError", 127

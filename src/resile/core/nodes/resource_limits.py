@@ -69,7 +69,7 @@ def now(ctx: Context) -> Sum:
 
 
 def refusal(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> str:
-    """Why nodes as in `total` exceed the job's resourceLimits; empty if they do not, or take no more than now."""
+    """Why nodes of these ranks exceed the job's resourceLimits; empty if they do not, or take no more than now."""
     most = ctx.state.spec.resource_limits
     if most == Resources():
         return ""

@@ -60,7 +60,7 @@ def replacement_of(ctx: Context, old: NodeKey) -> NodeKey | None:
 
 
 def on_node_migrated(ctx: Context, old: NodeKey) -> None:
-    """Complete the migration of `old`: another node has taken over. Its plan still waits until `old` has ended."""
+    """Note that another node has taken over from `old`. The plan of the migration waits until `old` has ended."""
     for change in ctx.state.changes:
         if change.moves.pop(old, None) is not None and not ctx.state.nodes[old].status.ended:
             change.going.add(old)

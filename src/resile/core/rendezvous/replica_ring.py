@@ -8,8 +8,7 @@ from collections.abc import Sequence
 def ring(hosts: Sequence[str]) -> list[int]:
     """The partners of a round's nodes: item i is the number of the node that keeps the replicas of node i.
 
-    `hosts[i]` is the machine of node i. The ring goes through the first node of every machine, then through the second
-    of every machine, and so on. So two neighbours share a machine only if it has more nodes than the others.
+    `hosts[i]` is the machine of node i. Partners share a machine only if it has more nodes than the others.
     """
     seen: dict[str, int] = {}
     turns = []

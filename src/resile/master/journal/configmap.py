@@ -78,7 +78,6 @@ def seal(data: bytes) -> bytes:
 
 
 def unseal(value: bytes) -> bytes:
-    """Undo `seal`; raises `ValueError` if the checksum does not match."""
     packed = value[4:]
     if zlib.crc32(packed).to_bytes(4, "big") != value[:4]:
         raise ValueError("a value does not match its checksum")

@@ -64,7 +64,7 @@ class SpecWatch:
         self._refused = ""
 
     async def run(self, job: Object) -> None:
-        """Ask the core for what `job`, and then every change of it, wants; return when the job was deleted."""
+        """Pass what `job` wants, and then every change of it, to the core; return when the job was deleted."""
         known = self._journal.recall(LAST_SEEN)
         before = msgspec.json.decode(known, type=WantedSpec) if known else None
         if before is None and self._serving.fresh:

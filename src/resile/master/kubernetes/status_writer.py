@@ -64,7 +64,7 @@ class StatusWriter:
         serving.events.observers.append(self._changed.set)
 
     def seen(self, job: Object, error: str = "", reason: str = "") -> None:
-        """Note the newest state of the job's resource; with an `error`, the status says that its change is not made."""
+        """Note the newest state of the job's resource. If its change is refused, `error` and `reason` say why."""
         self._error, self._reason = error, reason
         if not error:
             self._generation = int(job["metadata"].get("generation") or 0)

@@ -218,7 +218,7 @@ class SimAgent:
         self._join()
 
     def _down(self) -> list[SimAgent]:
-        """End all training processes. Returns the other members of the round, which will notice."""
+        """End all training processes and return the other members of the round."""
         if self._timer is not None:
             self._timer.cancel()
         self._failure = None
@@ -262,7 +262,7 @@ class SimAgent:
     # ends ----------------------------------------------------------------------------------------------------------
 
     def fail(self, *, oom: bool = False, collateral: bool = False) -> bool:
-        """Let a training process fail, with `collateral` because a peer failed; False if none runs."""
+        """Let a training process fail; False if none runs. With `collateral`, it fails because a peer failed."""
         if self.mode is not Mode.RUNNING or self._place is None:
             return False
         host = self._host

@@ -33,7 +33,7 @@ class Network:
 
 
 class Link:
-    """One connection between an agent and a master. Messages of a direction keep their order, but some arrive twice."""
+    """One connection between an agent and a master. Messages of one sender keep their order, but some arrive twice."""
 
     def __init__(self, net: Network, agent: SimAgent, master: SimMaster) -> None:
         self._net = net

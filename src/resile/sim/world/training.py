@@ -94,6 +94,6 @@ class SimTraining:
         world.enter(place, member)
 
     def leave(self, round_: Round, member: SimAgent) -> list[SimAgent]:
-        """End the steps of a round, because `member` leaves it. Returns the other members, which will notice."""
+        """End the steps of a round, because `member` leaves it, and return the other members."""
         world = self._worlds.get(round_)
         return world.leave(member) if world is not None else []
