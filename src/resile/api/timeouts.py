@@ -73,8 +73,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 def derive(recovery_budget: Seconds = DEFAULT_RECOVERY_BUDGET, **overrides: float | None) -> Timeouts:
     """The time-outs for a recovery budget. `overrides` set single ones; None keeps the derived value.
 
-    Raises:
-        BadTimeouts: an override has no such name, a value is out of range, or the waits do not fit into the budget.
+    Raises `BadTimeouts` if a name is unknown, a value is out of range, or the waits do not fit into the budget.
     """
     unknown = set(overrides) - set(Timeouts.__struct_fields__)
     if unknown:

@@ -57,8 +57,6 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventView(JobEvent, frozen=True, kw_only=True):
-    """A job event with the object that it is about."""
-
     object: str
     """A pod or the job, in kubectl's form: `pod/…`."""
     job: str
@@ -86,8 +84,6 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The result of one listing: its items, and sentences for the user."""
-
     items: list[Item]
     unreadable: list[str] = []
     """A sentence for each job that could not be read."""
@@ -158,8 +154,6 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct, frozen=True):
-    """One document of a manifest file."""
-
     written: dict[str, Any]
     """The document as plain data, before it was read into `resource`."""
     resource: Resource
@@ -205,7 +199,6 @@ class Moment(msgspec.Struct, frozen=True):
 
     job: JobView
     news: list[JobEvent]
-    """The job events since the previous moment."""
     last: bool
     """True if no moment follows, because the job is over."""
     note: str = ""
@@ -244,10 +237,7 @@ class Jobs(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def watch(self, query: Query) -> Iterator[Found]:
-        """Yield the listing as it is now, then again after every change, until every job is over.
-
-        If `query` asks for events, later listings may hold only new events.
-        """
+        """Yield the listing now and after each change, until all jobs are over; of events, maybe only the new ones."""
 
     def describe(self, job: str) -> Description: ...
 
@@ -257,13 +247,10 @@ class Jobs(Protocol):
         """The kind of a job, which knows the names of its pods and the role that `resile scale JOB 3` means."""
 
     def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:
-        """Yield the log lines of one pod, or of all nodes of a job.
+        """Yield the log lines of one pod, or of all nodes of a job; with `master`, those of the job's master.
 
-        Args:
-            name: the name of a job or of a pod.
-            master: read the log of the master instead.
-            tail: begin with this many last lines of each log; None for all lines.
-            follow: also yield lines that are written later, and those of new pods, until the job or the pod ends.
+        Begins with the last `tail` lines of each log (None: with the first line). With `follow`, also yields lines that
+        are written later, and those of new pods, until the job or the pod ends.
         """
 
     def submit(self, documents: Sequence[Document], options: SubmitOptions) -> Iterator[Submitted]:
@@ -284,15 +271,9 @@ class Jobs(Protocol):
     def delete(self, jobs: Sequence[str], *, now: bool, wait: bool, keep_logs: bool) -> Iterator[Deleted]:
         """End jobs and remove them, after checking that all of them exist.
 
-        Args:
-            jobs: the names of the jobs.
-            now: kill the processes of the jobs at once, without a grace period.
-            wait: on a cluster, yield a job only after it and its pods are gone.
-            keep_logs: on this machine, keep the logs.
+        With `now`, processes are killed without a grace period. With `wait`, on a cluster, a job is yielded only after
+        it and its pods are gone. With `keep_logs`, on this machine, the logs stay.
         """
 
     def inject(self, job: str, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]:
-        """Inject a fault. Returns what was done, and an iterator that waits for the signs of recovery.
-
-        The iterator yields lists of signs; a command shows each list on one line.
-        """
+        """Inject a fault. Returns what was done, and an iterator that waits for the signs of recovery, list by list."""

@@ -31,8 +31,7 @@ def is_pod_of(kind: BaseJobKind, name: str, job: str) -> bool:
 def pod_owner(pod: str, jobs: Sequence[tuple[T, BaseJobKind, str]]) -> T | None:
     """The job that has a pod of this name; None if no job has. `jobs` are jobs with their kinds and names.
 
-    Raises:
-        CommandError: `pod` is the name of a node, such as `worker-0`, and not of a pod.
+    Raises `CommandError` if `pod` is the name of a node, such as `worker-0`, and not of a pod.
     """
     for job, kind, name in jobs:
         if is_pod_of(kind, pod, name):

@@ -34,9 +34,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     def is_local(self, name: str = "", *, everywhere: bool = False) -> bool:
         """True if a command with these flags means the jobs of this machine, False if it means those of a cluster.
 
-        Args:
-            name: the name of a job or a pod; empty for a listing.
-            everywhere: the listing is of all namespaces.
+        `name` is that of a job or pod, empty for a listing; `everywhere` is True for a listing of all namespaces.
         """
         if self.local or self.names_cluster:
             return self.local
@@ -57,5 +55,4 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def configured() -> bool:
-    """True if a cluster is configured: a kubeconfig file exists, or this process runs in a pod."""
     return any(path.is_file() for path in config_files()) or in_a_pod()

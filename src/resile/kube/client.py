@@ -54,8 +54,7 @@ class Client:
     def __init__(self, config: SingleConfig, field_manager: str) -> None:
         """Prepare the connection, which the first call opens. The API server records writes under `field_manager`.
 
-        Raises:
-            NoCluster: a certificate or a key that the configuration names cannot be used.
+        Raises `NoCluster` if a certificate or a key that the configuration names cannot be used.
         """
         self.namespace = config.namespace
         self.context, self.server = config.context_name, config.cluster.server

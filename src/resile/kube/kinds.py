@@ -25,7 +25,6 @@ class Kind(msgspec.Struct, frozen=True):
 
     @property
     def api_version(self) -> str:
-        """The `apiVersion` of manifests: `v1`, `group/v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:

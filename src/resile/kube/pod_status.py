@@ -109,7 +109,7 @@ def init_container_end(pod: Object) -> Object | None:
 
 
 def is_ended_by_deletion(pod: Object, end: Object) -> bool:
-    """True if a container of a deleted pod ended because of the deletion. In the same second the exit code decides."""
+    """True if a container of a deleted pod ended because of the deletion; in the same second, the exit code decides."""
     if end.get("reason") == "OOMKilled":
         return False
     metadata = pod["metadata"]

@@ -70,7 +70,10 @@ class Controller:
 
 
 async def _run_when_synced(queue: WorkQueue, informers: list[Informer]) -> None:
-    """Run `queue` once `informers` have listed their objects. Before that, a job would seem to have no master."""
+    """Run `queue` once `informers` have listed their objects: before that, a job would seem to have no master.
+
+    The queue of a kind without a CRD waits here until the CRD exists, and /readyz names the kind. Other queues run.
+    """
     for informer in informers:
         await informer.synced.wait()
     await queue.run()

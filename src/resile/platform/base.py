@@ -52,7 +52,7 @@ class Platform(Protocol):
         """Start a node, unless it exists. If it cannot be started, an observation says so."""
 
     def delete(self, node: NodeKey, grace: Seconds) -> None:
-        """End a node: SIGTERM, after `grace` SIGKILL; then observe it as `DELETED` unless it had ended by itself."""
+        """End a node: SIGTERM, after `grace` SIGKILL. Observe it as `DELETED`; one that had ended may keep its end."""
 
     async def close(self) -> None:
         """Stop watching. Nodes keep running."""

@@ -361,6 +361,5 @@ class PlanKind(ResourceKind):
         """The complete status of a plan that is in `phase` now."""
 
     def is_open(self, item: Manifest) -> bool:
-        """True if a plan is not finished: its status has no phase, or one that is not final."""
         phase = self.phase_of(item)
         return phase is None or not phase.ended

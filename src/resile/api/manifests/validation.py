@@ -42,10 +42,7 @@ def matching(regex: re.Pattern[str]) -> str:
 
 
 def read(kind: type[T], document: Any, errors: ManifestErrors, path: str = "") -> T | None:
-    """Convert plain data to a `kind`; None if it has errors, which are added to `errors`.
-
-    A field that is `null` counts as absent, as in Kubernetes. The result is a copy.
-    """
+    """Convert a copy of plain data to a `kind`; `null` counts as absent. None if it has errors, which `errors` gets."""
     before = errors.count
     cleaned = _walk(_shape(cast(Hashable, kind)), document, path, errors)
     return msgspec.convert(cleaned, kind) if errors.count == before else None

@@ -153,7 +153,7 @@ class Given(NamedTuple):
 
 
 def convert(flag: Flag, text: str) -> Any:
-    """Convert the text of a flag or variable; raises `ValueError` with what a message says after its name."""
+    """Convert the text of a flag or variable; raises `ValueError`, whose text a message puts after the flag's name."""
     if flag.choices and text not in flag.choices:
         raise ValueError(f"{text!r} is not one of {', '.join(flag.choices)}")
     match flag.kind:

@@ -19,8 +19,8 @@ from resile.kube.kinds import Object
 async def apply(cluster: Cluster, document: Document, namespace: str | None) -> tuple[Object, str]:
     """Apply one document. Returns the object, and `created`, `configured` or `unchanged`.
 
-    Raises:
-        NotUsableError: the manifest names another namespace than `namespace`, which the user named.
+    Raises `NotUsableError` if the manifest names another namespace than the user (`namespace`), and `CommandError` if
+    the job is over.
     """
     registered = registry.kind_of_resource(document.resource)
     kind = kube.of(registered)
@@ -52,7 +52,6 @@ async def scale(cluster: Cluster, name: str, replicas: Mapping[str, int]) -> Non
 
 
 async def set_suspended(cluster: Cluster, name: str, suspended: bool) -> bool:
-    """Suspend a job, or resume it if `suspended` is False; returns False if nothing had to be changed."""
     job = await _unfinished(cluster, name)
     kind = job_kind_of(job)
     if kind.is_suspended(job) == suspended:

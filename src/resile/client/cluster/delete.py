@@ -24,7 +24,6 @@ USUAL_GRACE = 30.0
 async def delete(
     cluster: Cluster, jobs: Sequence[Object], say: Say, *, now: bool, wait: bool
 ) -> AsyncGenerator[Deleted, None]:
-    """Delete jobs with everything that belongs to them; with `wait`, yield a job only after it is gone."""
     for job in jobs:
         name = job["metadata"]["name"]
         pods = await cluster.all(pods_of(job))

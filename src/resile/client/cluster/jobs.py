@@ -32,7 +32,7 @@ async def find(cluster: Cluster, name: str) -> Object:
 
 
 async def find_pod(cluster: Cluster, name: str) -> tuple[Object, str]:
-    """The job called `name` and an empty text, or the job with the pod `name` and `name`; `CommandError` if neither."""
+    """Find `name` as a job (returns it and ""), else as a pod (returns its job and `name`); else `CommandError`."""
     job = await _get(cluster, name)
     if job is not None:
         return job, ""

@@ -67,8 +67,7 @@ async def follow_pod(
 ) -> None:
     """Show the lines of a pod until it ends. After a broken connection, go on behind the last line that was shown.
 
-    Raises:
-        CommandError: the log of a running pod could not be read for `PATIENCE`.
+    Raises `CommandError` if the log of a running pod could not be read for `PATIENCE`.
     """
     name = pod["metadata"]["name"]
     read, heard = Bookmark(), time.monotonic()

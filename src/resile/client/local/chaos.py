@@ -38,17 +38,14 @@ def inject(job: LocalJob, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]
 
 
 def _next_step(job: LocalJob, injected: Injected, over: set[float]) -> Iterator[list[Sign]]:
-    """Wait for the next step after the fault and yield signs of it; if no step comes in time, a sign says so.
-
-    `over` has the start times of the outages that had ended before the fault. The first other outage is the fault's
-    own. Comparing its time with that of the fault would be less reliable, because clocks may drift.
-    """
+    """Wait for the next step and yield its signs; `over` has the start times of outages that ended before the fault."""
     with JobReader(job) as reader:
         patience = job.spec_and_kind()[0].timeouts.recovery_budget + BEYOND_BUDGET
         until = time.monotonic() + patience
         noticed = Sign("not noticed")
         while time.monotonic() < until:
             view = reader.status()
+            # Not by comparing its time with that of the fault: clocks may drift.
             outage = next((one for one in view.outages if one.noticed_at not in over), None)
             if outage is not None:
                 noticed = Sign("noticed", max(0.0, outage.noticed_at - injected.at))

@@ -21,7 +21,6 @@ DEFAULT_GRACE = Seconds(30.0)
 
 
 def delete(job: LocalJob, say: Say, *, now: bool, keep_logs: bool) -> Deleted:
-    """End all processes of a job, then remove its directory; with `keep_logs`, keep the logs in it."""
     directory = job.directory
     kind = job.kind
     noun = kind.noun if kind is not None else "job"

@@ -90,8 +90,7 @@ def all_jobs(namespace: str | None = None) -> list[LocalJob]:
 def find(name: str, namespace: str | None) -> LocalJob:
     """The job of this name: in the given namespace, else in `default`, else in the only namespace that has one.
 
-    Raises:
-        CommandError: there is no such job (the sentence suggests a name), or several namespaces have one.
+    Raises `CommandError` if there is no such job (the message suggests a name), or if several namespaces have one.
     """
     jobs = all_jobs(namespace)
     same = [job for job in jobs if job.name == name]
@@ -104,7 +103,7 @@ def find(name: str, namespace: str | None) -> LocalJob:
 
 
 def find_pod(name: str, namespace: str | None) -> tuple[LocalJob, str]:
-    """The job called `name` and an empty text, or the job with the pod `name` and `name`; `CommandError` if neither."""
+    """Find `name` as a job (returns it and ""), else as a pod (returns its job and `name`); else `CommandError`."""
     jobs = all_jobs(namespace)
     if any(job.name == name for job in jobs):
         return find(name, namespace), ""

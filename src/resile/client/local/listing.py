@@ -16,7 +16,6 @@ DELETED = "Deleted"
 
 
 def watch(jobs: Sequence[LocalJob], query: Query) -> Iterator[Found]:
-    """Yield the listing of `jobs` as it is now, then every `WATCH_SECONDS`, until all of them are over."""
     if not jobs:
         others = [] if query.everywhere else sorted({job.namespace for job in all_jobs()})
         yield Found([], nothing=True, hint=f"There are jobs in {', '.join(others)}: use -n or -A." if others else "")

@@ -52,7 +52,7 @@ class MasterClient:
     def ask(self, command: Command, seconds: float = ...) -> Result: ...
 
     def ask(self, command: Command, seconds: float = ANSWER_SECONDS) -> Result:
-        """Send a command once; `MasterUnreachable` if no master answers in `seconds`, `CommandError` if it refuses."""
+        """Send a command once; raises `MasterUnreachable` without an answer in `seconds`, `CommandError` if refused."""
         return self._runner.run(self._ask(command, seconds))
 
     @overload

@@ -30,7 +30,6 @@ ENDING_SECONDS = 10.0
 def submit(
     documents: Sequence[Document], options: SubmitOptions, namespace: str | None, say: Say
 ) -> Iterator[Submitted]:
-    """Start jobs and execute plans, one document after the other; `namespace` is None if the user named none."""
     words = ["--enforce-memory"] if options.enforce_memory else []
     words += ["--metrics-port", str(options.metrics_port)] if options.metrics_port else []
     for document in documents:

@@ -61,7 +61,6 @@ class Restarts(msgspec.Struct, frozen=True):
         return Restarts(self.starts + 1, now, index)
 
     def pause(self, now: float) -> Seconds:
-        """How long to wait from `now` before the next master is started."""
         pause = intervals.START_BACKOFF.after(self.starts - intervals.FREE_STARTS + 1)
         return Seconds(max(0.0, self.last + pause - now)) if pause and self.last is not None else Seconds(0.0)
 
@@ -128,7 +127,6 @@ class ObservedJob(msgspec.Struct, frozen=True, kw_only=True):
     """True if the objects that a master needs were made or found within the last `intervals.RECHECK`."""
     restarts: Restarts = Restarts()
     pods_removed: bool = False
-    """True if `RemovePods` was executed for this job."""
 
     @property
     def phase(self) -> JobPhase | None:

@@ -64,10 +64,7 @@ def key_pair(job: JobSpec) -> Object:
 
 
 def new_pair(kind: JobKind, job: str, namespace: str) -> Pair:
-    """A new key, and a self-signed certificate with all names of the master's Service; nodes check the first name.
-
-    The certificate is valid for longer than any job runs, so that it need not be renewed.
-    """
+    """A new key and a self-signed certificate, which outlasts any job, with all names of the master's Service."""
     host, name = kind.master_host(job, namespace), kind.master_name(job)
     return self_signed(name, [host, f"{host}.cluster.local", f"{name}.{namespace}", name])
 
@@ -79,7 +76,7 @@ def credentials(job: JobSpec, pair: Object) -> Object:
 
 
 def trusting(credentials: Object, pair: Object) -> Object:
-    """What to apply to give the Secret `credentials`, and none with another uid, the certificate of `pair`."""
+    """What to apply to put the certificate of `pair` into the Secret `credentials`, but into no later Secret."""
     metadata = {field: credentials["metadata"][field] for field in ("name", "namespace", "uid")}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {TRUSTED: certificate(pair)}}
 

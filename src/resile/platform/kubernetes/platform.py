@@ -289,7 +289,7 @@ class KubernetesPlatform:
             self._spawn(self._release(node, uid))
 
     def _report(self, seen: Observation, *, again: bool = False) -> None:
-        """Pass an observation on if the node's status or end has changed, or if `again`: the journal gets each one."""
+        """Pass an observation on if status or end have changed, or if `again`. Others would only fill the journal."""
         last = self._observed.get(seen.node)
         same = last is not None and last.status is seen.status and (not seen.status.ended or last.end == seen.end)
         self._observed[seen.node] = seen

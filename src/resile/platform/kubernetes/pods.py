@@ -47,7 +47,7 @@ def master_address(spec: JobSpec) -> str:
 
 
 def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = True) -> Object:
-    """The manifest of a node's pod. With `tls`, the node trusts the certificate that is mounted beside the token."""
+    """The manifest of a node's pod. The master is at `address`; with `tls`, its certificate is beside the token."""
     kind, role = registry.job_kind(spec.kind), spec.roles[launch.node.role]
     template: Object = copy.deepcopy(role.template)
     metadata = template.get("metadata") or {}

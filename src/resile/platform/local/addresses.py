@@ -34,7 +34,7 @@ class Addresses:
         raise AddressesUsedUpError(f"all {HOSTS * NETWORKS} loopback addresses of the job are in use")
 
     def go_on_after(self, address: str) -> None:
-        """Let `take` continue after `address`, which an earlier master handed out, unless it is past it already."""
+        """Let `take` continue after `address`, which an earlier master handed out, unless `take` is past it already."""
         parts = address.split(".")
         if len(parts) == 4 and all(part.isdigit() for part in parts):
             number = (int(parts[2]) - 1) * HOSTS + int(parts[3]) - 1
