@@ -150,7 +150,7 @@ def sentences(manifest: Any) -> list[str]:
             {"value": "1"},
             "spec.envs.1A: must be letters, digits, '_', '-' and '.', not starting with a digit, not '1A'",
         ),
-        ("spec.replicaSpecs", {}, "spec.replicaSpecs: must have at least one of worker, chief, ps and evaluator"),
+        ("spec.replicaSpecs", {}, "spec.replicaSpecs: must have at least one of chief, worker, ps and evaluator"),
         ("spec.replicaSpecs", [], "spec.replicaSpecs: must be a mapping, not a list"),
         ("spec.replicaSpecs", None, "spec.replicaSpecs: must be given"),
         ("spec.replicaSpecs.wroker", {}, "spec.replicaSpecs.wroker: unknown field; did you mean worker?"),

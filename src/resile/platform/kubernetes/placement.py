@@ -3,7 +3,8 @@
 The scheduler uses a machine that fell silent until its kubelet has been missed for 40 s, and the pod that was lost
 leaves room there. Without a rule that machine is the likeliest one for the replacement. The rule is required and not
 preferred, since an empty machine outweighs a preference. If a pod finds no room under the rule, it is made again
-without it after `NO_ROOM`, when Kubernetes knows whether the machine lives.
+without it after `NO_ROOM`, when Kubernetes knows whether the machine lives. `resile.core.nodes.launching` decides which
+machines are avoided, and for how long.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A rank offers the parts in its node's memory: its own, those of the node's leader (the rank that keeps what all ranks of
 the node have alike), and replicas of another node's parts. A step can be restored from memory if all ranks together
-have all its parts. Parts belong together only if they are of one attempt. All ranks compute the same plan.
+have all its parts. Parts belong together only if they are of one attempt. All ranks compute the same plan. What no
+memory has is read from storage (`dcp_reader`).
 """
 
 from __future__ import annotations

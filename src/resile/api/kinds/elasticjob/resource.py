@@ -86,7 +86,7 @@ def _check_env(value: dict[str, Any], path: str, errors: ManifestErrors) -> None
 
 
 _ROLES_SCHEMA = {
-    "anyOf": [{"required": [role]} for role in ("worker", "chief", "ps", "evaluator")],
+    "anyOf": [{"required": [role]} for role in ROLE_NAMES],
     "not": {"required": [MASTER_ROLE, LEGACY_MASTER_ROLE]},
 }
 _NAME_SCHEMA = {"type": "string", "maxLength": MAX_JOB_NAME, "pattern": matching(JOB_NAMES)}
@@ -94,7 +94,7 @@ _NAME_SCHEMA = {"type": "string", "maxLength": MAX_JOB_NAME, "pattern": matching
 
 def _check_roles(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
     if not any(role in value for role in ROLE_NAMES):
-        errors.add(path, "must have at least one of worker, chief, ps and evaluator")
+        errors.add(path, f"must have at least one of {', '.join(ROLE_NAMES[:-1])} and {ROLE_NAMES[-1]}")
     if MASTER_ROLE in value and LEGACY_MASTER_ROLE in value:
         errors.add(under(path, LEGACY_MASTER_ROLE), f"is the old name of {MASTER_ROLE}, which is given as well")
 

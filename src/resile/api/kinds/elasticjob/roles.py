@@ -1,4 +1,7 @@
-"""The roles of an ElasticJob, with their traits."""
+"""The roles of an ElasticJob, with their traits.
+
+A new role is a `Role` here, a field of `ReplicaSpecs` in `resource`, and a value of `Role` in `scaleplan.resource`.
+"""
 
 from __future__ import annotations
 
