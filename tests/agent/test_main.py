@@ -16,6 +16,7 @@ from resile.agent.workers.attempt import LogDirectory
 from resile.agent.workers.output import Output
 from resile.agent.workers.ports import free_port
 from resile.agent.workers.worker_states import Event, Ready, Starting, transition
+from resile.api.ids import NO_ROUND
 from resile.protocol.master_to_agent import JobOver
 from resile.protocol.reports import RendezvousConfig
 
@@ -40,7 +41,7 @@ class Defect(main._Signals):
     def tell(self, agent: Agent | None) -> None:
         super().tell(agent)
         if agent is not None:
-            ready = Ready(line=None, was_member=False, has_state=False, agreed=0)  # type: ignore[arg-type]
+            ready = Ready(line=None, was_member=False, has_state=False, holds=NO_ROUND)  # type: ignore[arg-type]
             asyncio.get_running_loop().call_later(0, transition, Starting(), Event.OVERDUE, ready)
 
 

@@ -270,11 +270,11 @@ if ATTEMPT and there("lame"):
     os.remove(os.path.join(HERE, "lame"))
     note("lame")
     time.sleep(1000)
-agreed = 0
+holds = 0
 while not there("release"):
     over.clear()
-    placed = line.ready(1, agreed=agreed)
-    agreed = placed.round
+    placed = line.ready(1, holds=holds)
+    holds = placed.round
     note("met", round=placed.round, now_rank=placed.rank, now_world=placed.world_size)
     while not there("release") and (not over.is_set() or there(f"stubborn{os.getpid()}")):
         time.sleep(0.01)
