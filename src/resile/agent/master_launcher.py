@@ -170,7 +170,7 @@ class MasterLauncher:
                 log.warning("%s", error)  # training goes on; the next call tries again
 
     async def end(self, patience: float) -> None:
-        """Wait until the supervisor that this agent started has ended; after `patience` seconds, stop it."""
+        """Wait until the supervisor that this agent started has ended, and stop it after `patience` seconds."""
         if self._supervisor is None:
             return
         try:

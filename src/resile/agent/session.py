@@ -74,7 +74,6 @@ class Session:
             self._connection.send(message)
 
     def beat(self, interval: float) -> None:
-        """Send a heartbeat every `interval` seconds from now on."""
         self._interval = interval
         if self._heartbeat is None:
             self._tick()

@@ -29,7 +29,7 @@ _MARK = b"no process held this when another one looked; it will be removed\n"
 
 
 def hold(directory: Path) -> int:
-    """Lock an agent's directory until the returned descriptor is closed. Raises OSError after `HOLD_SECONDS`."""
+    """Lock an agent's directory until the returned descriptor is closed. OSError if that fails for HOLD_SECONDS."""
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     until = time.monotonic() + HOLD_SECONDS
     while True:
@@ -76,7 +76,7 @@ def sweep_runs(runs: Path, kept: float = KEPT_SECONDS) -> None:
 
 
 def _sweep(locks: Sequence[Path], kept: float, remove: Callable[[Path], None], path: Path) -> None:
-    """Mark the first lock file; call `remove(path)` if it was marked `kept` s ago. OSError if a process has a lock."""
+    """Mark `locks[0]`; if it was marked `kept` s ago, call `remove(path)`. Raises OSError if a process holds a lock."""
     with contextlib.ExitStack() as held:
         descriptors = [held.enter_context(_locked(lock)) for lock in locks]
         mark = os.fstat(descriptors[0])

@@ -29,7 +29,7 @@ class WaitLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def away(self, endpoint: Endpoint | None, seconds: float, why: str, patience: float) -> None:
-        """Log that the master is out of reach for `seconds`: at once, then every AWAY_EVERY s, until `patience` s."""
+        """Log that the master has been away for `seconds`: at first and every AWAY_EVERY s, until `patience` s."""
         if seconds >= patience or endpoint is None:
             return
         if self._told_away_at is None or not 0 <= seconds - self._told_away_at < AWAY_EVERY:
@@ -75,6 +75,5 @@ class WaitLog:
 
 
 def _reason(why: str, endpoint: Endpoint) -> str:
-    """The part of `why` after the name of the endpoint, which the log line has already; else all of `why`."""
     _, named, cause = why.partition(f"{endpoint}: ")
     return cause if named else why

@@ -51,7 +51,7 @@ class Relay:
         """The report of the newest step, if it was not sent yet."""
 
     def begin(self, round_: Round, workers: set[str], *, leads: bool) -> None:
-        """Accept messages of `workers` in a new round and report its steps; `leads` if this node has group rank 0."""
+        """Accept messages of `workers` in a new round and report its steps. `leads`: this node has group rank 0."""
         self._round = round_
         self._step = -1
         self._interval = 0.0 if leads else FOLLOWERS_INTERVAL
@@ -104,7 +104,7 @@ class Relay:
                     self._send(message)
 
     def on_close(self, connection: Connection, _: str) -> None:
-        """Forget an ended connection. A forked child is gone then; the agent sees the ends of other processes."""
+        """Forget an ended connection, and free the shards of a forked child. The agent sees other processes end."""
         name = connection.owner
         if name is None or self._connections.get(name) is not connection:
             return

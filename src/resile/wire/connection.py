@@ -54,8 +54,6 @@ class CannotListen(OSError):
 
 
 class Server:
-    """A listening address and the connections that were made to it."""
-
     def __init__(self, endpoint: Endpoint, listener: asyncio.Server, port: int = 0) -> None:
         self._endpoint = endpoint
         self._listener = listener

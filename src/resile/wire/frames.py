@@ -105,7 +105,7 @@ def _one_line(text: str) -> str:
 
 
 class MessageDecoder:
-    """Decodes frame bodies to messages of one union of types; a value that is not of these types never exists."""
+    """Decodes frame bodies to messages of one union of types. No value of another type is ever made of them."""
 
     __slots__ = ("_decoder", "heartbeat")
 

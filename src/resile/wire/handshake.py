@@ -40,7 +40,6 @@ def _proof(token: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) 
 
 
 def _check_magic(data: bytes, who: str) -> None:
-    """Raise HandshakeRefused at the first byte that resile would not send. `who` names the peer in the error."""
     got = data[: len(MAGIC)]
     if MAGIC.startswith(got):
         return

@@ -184,7 +184,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._endpoint.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle the `nbytes` bytes that have arrived in the buffer. This is the hot path of a master."""
+        # the hot path of a master
         endpoint = self._endpoint
         data = bytes(endpoint.buffer[:nbytes])
         if data == endpoint.decoder.heartbeat and self._opening is None and not self._decoder.partial:
@@ -323,6 +323,5 @@ def _peer_of(transport: asyncio.BaseTransport) -> str:
 
 
 def _stranger(transport: asyncio.BaseTransport) -> str:
-    """Why a process on a Unix socket is refused; empty if it belongs to our user or to root."""
     pid, uid = _credentials(transport)
     return "" if uid in (os.geteuid(), 0) else f"the process with pid {pid} belongs to user {uid}, not to ours"

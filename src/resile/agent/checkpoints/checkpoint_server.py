@@ -53,8 +53,6 @@ LOOK_AGAIN = 5.0
 
 
 class CheckpointServer:
-    """Owns the checkpoint buffers of one node."""
-
     def __init__(
         self,
         path: Path,
@@ -63,7 +61,7 @@ class CheckpointServer:
         yield_memory: Callable[[], bool] = lambda: False,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """`yield_memory` asks the agent to free memory, and returns False if it freed none. A thread calls `pause`."""
+        """`yield_memory` asks the agent to free memory; False if it freed none. Storing calls `pause` between tries."""
         self._socket = MemorySocket(path, self._on_message)
         self._pause = pause
         self._buffers: dict[int, list[Buffer]] = {}
@@ -92,7 +90,7 @@ class CheckpointServer:
             log.warning("this node keeps no copies of other nodes' checkpoints: %s", error.strerror or error)
 
     def enter(self, round_: Round, partner: ReplicaEndpoint | None) -> None:
-        """Refuse replicas of rounds before `round_`, and send own ones to `partner`; None if there is no partner."""
+        """Refuse replicas of rounds before `round_`, and send this node's replicas to `partner`, if there is one."""
         self.replicas.enter(round_)
         self.replica_client.enter(round_, partner)
         if self._alone is not None:
@@ -102,7 +100,7 @@ class CheckpointServer:
             self._outlive_copies({rank: self._newest(rank) for rank in self._buffers})
 
     def _outlive_copies(self, before: dict[int, int]) -> None:
-        """Free the replicas of another node once every rank here has a newer save than `before`; check again later."""
+        """Free replicas of another node once each rank has a newer save than in `before`; until then, look again."""
         filled = self._socket.filled_ranks
         if filled and all(self._newest(rank) > before.get(rank, 0) for rank in filled):
             self.replicas.give_back()
@@ -176,7 +174,7 @@ class CheckpointServer:
             self._flushed = {}
 
     async def flushed(self, patience: float) -> None:
-        """Wait until all is stored, at most `patience` seconds or until `hurry`. Called when the node ends."""
+        """Wait until all checkpoints are stored, at most `patience` s or until `hurry`. Called when the node ends."""
         self._leaves.set()
         waiting = [asyncio.wrap_future(future) for future in list(self._storing.pending)]
         if not waiting:

@@ -28,8 +28,6 @@ _decoder = msgspec.msgpack.Decoder(ToAgent)
 
 
 class Peer:
-    """A training process that is connected to the `MemorySocket` of its agent."""
-
     def __init__(self, line: socket.socket) -> None:
         self.line = line
         self.local_rank: int | None = None

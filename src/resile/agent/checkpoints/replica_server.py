@@ -102,7 +102,7 @@ class ReplicaServer:
             self._forget(self._buffers)
 
     def open(self, host: str, *, tls: bool) -> None:
-        """Listen for replicas, with a new self-signed certificate if `tls`. Raises OSError if there is no port."""
+        """Listen for replicas, with a new self-signed certificate if `tls`. Raises OSError if no port is free."""
         listener = socket.create_server((host, 0), backlog=BACKLOG)
         if tls:
             self._tls, self._fingerprint = _own_identity()
@@ -276,7 +276,7 @@ class ReplicaServer:
         return f"it is of round {copy.round}, and this node is in round {self._round}"
 
     def _forget_older(self, copy: ReplicaOffer) -> None:
-        """Free replicas of older rounds once the rank of `copy` has two of its round: all nodes have one by then."""
+        """Free replicas of older rounds once this rank has two of the round of `copy`: all nodes sent one by then."""
         newest = {
             rank: max((self._arrivals[each].round for each in pair if each in self._arrivals), default=NO_ROUND)
             for rank, pair in self._buffers.items()

@@ -22,7 +22,7 @@ Held = tuple[Buffer, Record]
 
 
 def left_in(ranks: Iterable[list[Buffer]]) -> tuple[list[Held], list[Held]]:
-    """The checkpoints that are not in storage, in two lists: the newest of each rank, and the older ones."""
+    """The checkpoints that are not in storage: the newest of each rank, and the older ones. Releases other buffers."""
     newest: list[Held] = []
     older: list[Held] = []
     for buffers in ranks:
@@ -81,7 +81,7 @@ def store_last(
 
 
 def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:
-    """The record of a buffer if it is newer than all stored of `siblings`; else None, and the buffer is released."""
+    """The record of `buffer` if it is newer than all stored ones of `siblings`; else None, and `buffer` is released."""
     record = buffer.record()
     try:
         stored = max(each.stored for each in siblings)

@@ -145,7 +145,6 @@ def _last(lines: Sequence[str], count: int) -> list[str]:
 
 
 def _log_lines(tail: str, stack: Sequence[str]) -> list[str]:
-    """The lines of a log before the traceback `stack`, which the report shows separately."""
     lines = [line.rstrip() for line in without_rank(tail).splitlines()]
     logged = find_traceback("\n".join(lines))
     if logged.error and logged.error in stack:

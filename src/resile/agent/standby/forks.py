@@ -53,7 +53,7 @@ class Forks:
         return True
 
     def rest(self) -> list[Standby]:
-        """The standbys that are being forked: wait at most COLLECT_WITHIN for each, and do not call `answered`."""
+        """Wait at most COLLECT_WITHIN for each standby that is being forked. Returns them; `answered` is not called."""
         late = []
         for line in list(self._lines):
             select.select([line], [], [], COLLECT_WITHIN)
@@ -86,7 +86,7 @@ class ForkQueue:
         return len(self._all)
 
     def add(self, come: Come, within: Seconds | None = None) -> Callable[[], None]:
-        """Queue a process; `come` gets None after `within` seconds. Returns a function that takes it off again."""
+        """Queue a process; `come` gets None after `within` seconds. Returns a function that takes it off the queue."""
         self._all[come] = self._loop.call_later(within, self._late, come) if within is not None else None
         return lambda: self._leave(come)
 

@@ -305,7 +305,6 @@ def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
 
 
 def _hear(line: socket.socket) -> tuple[bytes, list[int]]:
-    """The agent's next message and its descriptors. Ends this process if the agent hung up."""
     word, descriptors, _, _ = socket.recv_fds(line, MAX_PACKET, 3)
     if not word:
         os._exit(0)
@@ -349,8 +348,6 @@ def _be_another() -> None:
 
 
 def _without_us(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """An exception hook that calls `hook` with only the script's part of the traceback."""
-
     def shown(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
         while trace is not None and trace.tb_frame.f_code.co_filename != __file__:
             trace = trace.tb_next

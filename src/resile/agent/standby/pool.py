@@ -304,7 +304,6 @@ class StandbyPool:
                 break
 
     def _make_heir(self, old: Standby) -> None:
-        """Let `old`, a template that is to become a training process, fork the next template before that."""
         if self._template is None and not self._awaits_heir and not self._off_because:
             self._awaits_heir = self._forks.ask(old, self._inherited)
         if not self._awaits_heir:

@@ -84,7 +84,10 @@ class Preload:
         return True
 
     def start(self, taken: Bytes, *, urgent: bool) -> Standby:
-        """Start a template, at full priority if `urgent`; others use `taken` bytes. Raises NotEnoughMemory, OSError."""
+        """Start a template, at full priority if `urgent`. Standbys of this node use `taken` bytes already.
+
+        Raises NotEnoughMemory, or OSError if no process or file can be made.
+        """
         if why := short_of(self._need, taken, what="a standby", limit=MEMORY, environ=self._environ):
             raise NotEnoughMemory(why)
         request = {

@@ -183,7 +183,7 @@ class StartOrder:
             self._undo = undo.pop_all()
 
     def give(self, standby: Standby) -> None:
-        """Send this and close it. A standby that does not confirm in time is killed, and its `on_end` is called."""
+        """Send the message and close its descriptors. A standby that does not confirm is killed; `on_end` follows."""
         try:
             standby.send(BEGIN, self._descriptors)
         except OSError:

@@ -147,7 +147,7 @@ class Attempt:
         self.ranks = {local_rank: assignment.first_rank + number for number, local_rank in enumerate(local_ranks)}
 
     def replace(self, local_rank: int, number: int) -> str:
-        """Start attempt `number` of a local rank whose process failed. Returns its new name; may raise CannotStart."""
+        """Start attempt `number` of a local rank whose process failed. Returns its new name, or raises CannotStart."""
         self._numbers[local_rank] = number
         self.names[local_rank] = f"{self._node.owner}.{number}.{local_rank}"
         try:

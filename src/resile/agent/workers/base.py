@@ -35,7 +35,7 @@ class Standing(NamedTuple):
 
 
 class Workers(Protocol):
-    """The workers of one node, from the first round to the last. Methods that `return` here do nothing by default."""
+    """The workers of one node, from first to last round. Methods that only `return` here need not be overridden."""
 
     newest: Round
     """The newest round that the master has named."""

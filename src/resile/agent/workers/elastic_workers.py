@@ -74,7 +74,7 @@ class ElasticWorkers:
         leave_within: float,
         ready_within: float,
     ) -> None:
-        """Take over from `before`: its processes stay. `rescue` stores what they saved, when another node is lost."""
+        """Take over from `before`: its processes stay from now on. `rescue` stores their saves if a node is lost."""
         self._restarting = before
         self._send = send
         self._launcher = launcher

@@ -98,7 +98,6 @@ class HungWorkers:
         self._go_on()
 
     def _detach(self, worker: Worker) -> None:
-        """Let siblings go on without a worker that took its last step and neither ended nor got ready again."""
         if isinstance(worker.state, Finishing):
             worker.on(Event.DETACHED, Detached(worker.state.round))
             self._go_on()

@@ -49,7 +49,7 @@ def show_name(name: str) -> None:
 
 
 def show_command(words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Make /proc/PID/cmdline and environ show these values. Raises OSError without CONFIG_CHECKPOINT_RESTORE."""
+    """Make /proc/PID/cmdline and environ show these. Raises OSError if the kernel lacks CONFIG_CHECKPOINT_RESTORE."""
     command = b"".join(os.fsencode(word) + b"\0" for word in words)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
     shown = ctypes.create_string_buffer(command + variables)

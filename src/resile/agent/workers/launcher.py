@@ -114,7 +114,6 @@ class WorkerLauncher:
     # starting ---------------------------------------------------------------------------------------------------------
 
     def start(self, round_: Round, assignment: RoundAssignment) -> Attempt:
-        """Start all processes in a round. If that fails, `on_end` is called."""
         if self.attempt is not None and self.attempt.failures:
             log.info("restarting (%s)", self.restarts)
         elif self.attempt is not None:
@@ -151,7 +150,7 @@ class WorkerLauncher:
         self._attempts += 1
 
     def idle(self) -> None:
-        """Log that the node waits for a round, if it waits long, and warm up standbys meanwhile."""
+        """Log, after a while, that the node waits for a round, and warm up standbys meanwhile."""
         self._waits.joined(again=self._attempts > 0)
         self._node.standbys.later(IDLE_FOR)
 

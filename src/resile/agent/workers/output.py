@@ -261,7 +261,6 @@ def console(stream: str) -> int:
 
 
 def _write_all(descriptor: int, data: bytes) -> bool:
-    """Write all bytes, waiting as long as it takes; False if the other end is closed."""
     view = memoryview(data)
     while view:
         try:

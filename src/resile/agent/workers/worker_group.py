@@ -141,7 +141,6 @@ class WorkerGroup:
         self._start_from(standby, local_rank, spawn)
 
     def _start_late(self, local_rank: int, spawn: Spawn, standby: Standby | None) -> None:
-        """Start a process that waited for a standby; without one, from scratch. If that fails, `on_end` is called."""
         self._awaited.pop(local_rank, None)
         try:
             self._start_from(standby, local_rank, spawn)
@@ -197,8 +196,6 @@ class WorkerGroup:
         self._loop.add_reader(self._alive[local_rank].pidfd, self._ended, local_rank)
 
     def _begin(self, local_rank: int, spawn: Spawn, standby: Standby, streams: Sequence[int]) -> None:
-        """Turn `standby` into the process of `local_rank`. If it is lost, start from scratch, unless all stop."""
-
         def begun() -> None:
             self._beginning.discard(local_rank)
             log.info("local rank %d began in a standby (pid %d)", local_rank, standby.pid)
@@ -228,7 +225,7 @@ class WorkerGroup:
                     signal.pidfd_send_signal(worker.pidfd, number)
 
     async def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Send signal `number` to all processes; kill them after `grace` s. Returns when they and children are gone."""
+        """Send signal `number` to all; kill them after `grace` s. Returns when they and their children are gone."""
         self._asked = number
         self.pass_on(number)
         self._call_off(list(self._awaited), number)
@@ -246,7 +243,7 @@ class WorkerGroup:
             _signal_group(worker.process.pid, signal.SIGKILL)
 
     def _call_off(self, local_ranks: list[int], number: int) -> None:
-        """Cancel the waits of `local_ranks` for standbys, and report ends as if signal `number` had come."""
+        """Cancel the waits of `local_ranks` for standbys, and report for each that signal `number` ended it."""
         for local_rank in local_ranks:
             call_off = self._awaited.get(local_rank)
             if call_off is not None:

@@ -145,7 +145,7 @@ class Worker:
         self._deadline: asyncio.TimerHandle | None = None
 
     def on(self, event: Event, to: State) -> None:
-        """Pass into the state `to` by `event`, and cancel the deadline. IllegalTransition: nothing has changed."""
+        """Pass into the state `to` by `event` and cancel the deadline. Does neither if it raises IllegalTransition."""
         self.state = transition(self.state, event, to)
         self.cancel_deadline()
 
