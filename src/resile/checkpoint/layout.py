@@ -87,9 +87,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     directory: str = ""
     """The storage; empty if there is none."""
     keep_last: int = 0
-    """How many steps storage keeps; 0 keeps all."""
     keep_every: int = 0
-    """Steps divisible by it are kept for ever; 0 for none."""
 
     @classmethod
     def decode(cls, text: bytes, length: int) -> Layout:

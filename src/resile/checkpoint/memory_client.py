@@ -22,7 +22,6 @@ from resile.checkpoint.buffer import Buffer
 from resile.common import unix_sockets
 
 SOCKET = "checkpoint.sock"
-"""The name of the socket for checkpoints, beside the agent's own socket."""
 MAX_PACKET = 64 * 1024
 BUFFERS = 2
 MAX_LOCAL_RANKS = 4096
@@ -56,8 +55,6 @@ class Opened(_Request, frozen=True, kw_only=True):
 
 
 class Reserve(_Request, frozen=True, kw_only=True):
-    """Asks to make each buffer at least `size` bytes."""
-
     size: int
 
 
@@ -66,8 +63,6 @@ class Reserved(_Request, frozen=True, kw_only=True):
 
 
 class Store(_Request, frozen=True, kw_only=True):
-    """Asks to write the checkpoint `sequence`, which is in the buffer with number `buffer`, to storage."""
-
     buffer: int
     sequence: int
 
@@ -86,8 +81,6 @@ class ReplicaIs(_Request, frozen=True, kw_only=True):
 
 
 class SendReplica(_Request, frozen=True, kw_only=True):
-    """Asks to copy the checkpoint `sequence`, which is in the buffer with number `buffer`, to the partner."""
-
     buffer: int
     sequence: int
 
@@ -98,7 +91,7 @@ class ReplicaSent(_Request, frozen=True, kw_only=True):
 
 
 class OpenReplicas(_Request, frozen=True, kw_only=True):
-    """Asks for the replicas that this node keeps for another node."""
+    """Asks the agent for the replicas that it keeps for another node."""
 
 
 class ReplicasOpened(_Request, frozen=True, kw_only=True):
@@ -122,10 +115,7 @@ class NoCheckpointServer(Exception):
 
 
 class MemoryClient:
-    """A training process's connection to the buffers of one local rank. Any thread may use it.
-
-    Of several threads that wait, one reads the socket and passes on what it receives.
-    """
+    """A training process's connection to the buffers of one local rank. Any thread may use it."""
 
     def __init__(
         self, agent_socket: str, worker: str, local_rank: int, *, reads: bool = False, patience: float = 10.0
@@ -143,9 +133,7 @@ class MemoryClient:
         self._listening = False
         """True while a thread waits at the socket without holding the lock."""
         self._wanted: type[_Request] | None = None
-        """The type of answer to the question under way."""
         self._answer: tuple[FromAgent, list[int]] | None = None
-        """The answer to that question, with the descriptors that came with it."""
         self._stored: dict[int, str] = {}
         self._copied: dict[int, str] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

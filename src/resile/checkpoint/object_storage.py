@@ -120,7 +120,6 @@ class ObjectStorage(StepStorage):
         return parts
 
     def _committed(self, step: int) -> tuple[str, list[Part]]:
-        """The attempt that `.metadata` belongs to, and its parts; empty if plain DCP wrote the step."""
         with self._answering(self.where(step)):
             attempts = sorted({match["attempt"] for name in self._names(step) if (match := _PART.fullmatch(name))})
         written = self.metadata(step)

@@ -214,10 +214,7 @@ class Storage(StepStorage):
         return sorted(parts, key=lambda part: part.rank)
 
     def set_aside(self, step: int) -> str:
-        """Rename a damaged step, so that it is no checkpoint but can be inspected. A sound one can take its place.
-
-        Returns the new name of the step or of its metadata; empty if storage refused.
-        """
+        """Rename a damaged step so that it can only be inspected. Returns the new name; empty if storage refused."""
         for number in range(100):
             name = f"damaged-step-{step}{f'.{number}' if number else ''}"
             with contextlib.suppress(OSError):

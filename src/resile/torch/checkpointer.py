@@ -90,7 +90,6 @@ class Checkpointer:
         self._local_world = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         """The number of workers of this node when none is lost."""
         self.collectives = Collectives()
-        """Exchanges with the ranks that save and restore together."""
         self._memory, self._leader = self._open()
         self._closed = False
         self._log_once = LogOnce(log)
@@ -98,7 +97,6 @@ class Checkpointer:
         self._writer = BufferWriter(self._memory, self._log_once)
         self._layout: tuple[Layout, bytes] | None = None
         self._verifying: dict[Buffer, Verification] = {}
-        """Checkpoints of an earlier process that are being compared with their checksums."""
         self.behind = False
         """True if the last save was skipped because an earlier save is still being stored or copied."""
         for client in (self._memory, self._leader):  # while the script builds its model
@@ -266,10 +264,6 @@ class Checkpointer:
             self._writer.populate()
 
     def _open(self) -> tuple[MemoryClient | ProcessBuffers, MemoryClient | None]:
-        """The buffers of this rank, and those of its node's leader unless this rank is the leader.
-
-        Without an agent, the buffers belong to this process and only hold steps until they are in storage.
-        """
         if self._agent_socket and self._worker:
             try:
                 own = MemoryClient(self._agent_socket, self._worker, self._local_rank)
@@ -298,10 +292,7 @@ class Checkpointer:
                     yield client
 
     def _agreed(self, leaves: list[Leaf], due: bool) -> BufferChoice | None:
-        """Agree with all ranks on the buffer to overwrite, so that all keep the same steps; None if all skip this step.
-
-        A collective. A save that is due for storage waits up to `COPY_PATIENCE` for replicas of the previous save.
-        """
+        """Agree with all ranks on the buffer to overwrite; None if all skip this step. A collective."""
         copied = self._save_group.copied(COPY_PATIENCE if due else 0.0)
         layout, text = self._laid_out(leaves)
         has_room = self._room(places(text, layout.length)[2])

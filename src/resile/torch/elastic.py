@@ -76,7 +76,6 @@ class _Stage(enum.Enum):
     """How far this process is between meeting its peers and the end of a loop."""
 
     APART = enum.auto()
-    """The process has not met its peers yet."""
     MET = enum.auto()
     """The process is in a round, and a step was begun for every batch that the loop gave."""
     GIVEN = enum.auto()
@@ -329,7 +328,6 @@ class Elastic:
             log.info("step %d is not saved: %s", state.completed, in_brief(error))
 
     def _taken(self) -> bool:
-        """True, after a report to the agent, if the last batch's step was taken. RuntimeError if it never began."""
         if self._stage is _Stage.GIVEN:
             raise RuntimeError("a batch was taken and no `with elastic.step()` followed: its samples would be lost")
         if self.stepped:

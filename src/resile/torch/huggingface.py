@@ -122,7 +122,6 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
         self._continuation.save(state.global_step, self._parts, {"trainer": self._described(state)}, {}, last=last)
 
     def _described(self, state: Any) -> str:
-        """The `TrainerState` as JSON, as the `Trainer` writes it, with the states of callbacks that have a state."""
         callbacks: dict[str, list[Any]] = {}
         for callback in [*self._trainer.callback_handler.callbacks, self._trainer.control]:
             if isinstance(callback, ExportableState):

@@ -115,7 +115,6 @@ class ResileCallback(Callback):  # type: ignore[misc]
         self._loops: dict[str, Any] | None = None
         """The state of Lightning's loop after a step that is saved when the next one begins; None if no step is due."""
         self._step = 0
-        """The number of the last step."""
         self._total = 0
         self._positions: list[Any] = []
         """Restored positions of loaders that Lightning has not made yet."""
@@ -209,8 +208,6 @@ class ResileCallback(Callback):  # type: ignore[misc]
         self._continuation.close()
 
     def _resumable(self, trainer: Any, process: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Wrap a strategy's `process_dataloader`: loaders for training become resumable and begin where they were."""
-
         def processed(loader: Any) -> Any:
             done = process(loader)
             if not trainer.training:
@@ -281,7 +278,6 @@ def _stateful_loaders(trainer: Any) -> list[Any]:
 
 
 def _positions(trainer: Any, states: list[Any], batch_idx: int) -> list[Any]:
-    """The loaders' positions before batch `batch_idx`; `states` has those of the script's own stateful loaders."""
     loaders = _stateful_loaders(trainer)
     given = [loader.batches for loader in loaders if isinstance(loader, ResumableLoader)]
     ahead = max(given, default=0) - batch_idx

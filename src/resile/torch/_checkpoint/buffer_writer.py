@@ -111,10 +111,7 @@ class BufferWriter:
             sealing.result()
 
     def wait(self, timeout: float) -> None:
-        """Wait for all background work and for storage.
-
-        Raises TimeoutError if one of them takes more than `timeout` seconds, and OSError if storage refused a step.
-        """
+        """Wait for background work and storage. TimeoutError after `timeout` seconds, OSError if a step was refused."""
         self.before_update()
         for working in [*self._populating, *self._sealing.values()]:
             working.result(timeout)
@@ -129,7 +126,6 @@ class BufferWriter:
             self._packed.clear()
 
     def _begin(self, number: int, layout: Layout, text: bytes) -> PackedState:
-        """Prepare a buffer for this layout. The step that the buffer held is lost."""
         buffer = self._memory.buffers[number]
         if (sealing := self._sealing.pop(number, None)) is not None:
             sealing.result()

@@ -141,8 +141,7 @@ def _check_data(file: IO[bytes], part: Part) -> None:
 def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
     """Read a step from storage into a state. A world of another size may have written it. No collective.
 
-    Raises IncompleteBuffer if the step is damaged, NotReadable if storage does not return it, and StateMismatch if the
-    step does not fit the state.
+    Raises IncompleteBuffer if the step is damaged, NotReadable if storage fails, and StateMismatch if it does not fit.
     """
     contents = read_metadata(storage, step)
     parts = storage.parts(step)
@@ -177,7 +176,6 @@ def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
 
 
 def _paths(parts: Sequence[Part], contents: Any) -> dict[str, Steps]:
-    """The path of every key in a checkpoint, from resile's `parts`; from DCP's metadata if plain DCP wrote it."""
     by_parts: dict[str, Steps] = {item.key: item.path for part in parts for item in part.items}
     planned = getattr(contents, "planner_data", None) or {}
     paths: dict[str, Steps] = {}

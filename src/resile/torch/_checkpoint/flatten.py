@@ -29,11 +29,9 @@ class StateMismatch(ValueError):
 class Leaf(NamedTuple):
     path: Path
     value: Any
-    """A tensor, or something that can be pickled."""
     late: bool = False
     """True for a tensor that only the optimizer changes. It may be copied during the next forward and backward pass."""
     array: bool = False
-    """True if the tensor was a numpy array."""
 
     @property
     def key(self) -> str:
@@ -190,11 +188,7 @@ def local(tensor: Any) -> Any:
 
 
 class LoadTarget:
-    """The state that receives the values of a checkpoint.
-
-    Tensors of the state are filled in place. New tensors and other values are collected, and `finish` hands them to the
-    objects of the state.
-    """
+    """The state that receives a checkpoint. Its tensors are filled in place; `finish` hands out all other values."""
 
     def __init__(self, state: State) -> None:
         self._state = state

@@ -39,7 +39,7 @@ class Verification:
     """The comparison of one committed buffer with its checksums, as work that several threads may share."""
 
     def __init__(self, buffer: Buffer, record: Record) -> None:
-        """Compare nothing yet. Raises IncompleteBuffer if the layout or the checksums are damaged."""
+        """Raises IncompleteBuffer if the layout or the checksums are damaged. Compares nothing yet."""
         self.buffer = buffer
         self.record = record
         self.packed = PackedState(buffer.map(), record.data_at, buffer.layout(record))
@@ -62,10 +62,7 @@ class Verification:
 
 
 def verify_ahead(buffers: Iterable[Buffer], background: Executor) -> Verification | None:
-    """Begin to verify the newest step in `buffers` on another thread; None if there is no step with checksums.
-
-    Nearly all restores use the newest step. Older steps are verified when `restore` needs them.
-    """
+    """Begin to verify the newest step in `buffers` on another thread; None if there is no step with checksums."""
     committed = [(record.sequence, buffer, record) for buffer in buffers if (record := buffer.record()) is not None]
     if not committed:
         return None
@@ -82,15 +79,12 @@ def verify_ahead(buffers: Iterable[Buffer], background: Executor) -> Verificatio
 
 
 class Memory(NamedTuple):
-    """The buffers from which a rank can read parts."""
-
     own: Sequence[Buffer]
     leaders: Sequence[Buffer]
     """Buffers of the node's leader: the rank, perhaps this one, that keeps what all ranks of the node have alike."""
     copies: Sequence[Buffer] = ()
     """Buffers of this node's other ranks, and replicas of another node's parts."""
     verifying: Mapping[Buffer, Verification] = MappingProxyType({})
-    """Verifications that are already under way."""
 
     def offers(self) -> Iterator[Offer]:
         for kind, buffers in ((Kind.OWN, self.own), (Kind.LEADER, self.leaders), (Kind.COPY, self.copies)):
@@ -150,7 +144,7 @@ def _complete(buffers: Iterable[Buffer], *, leads: bool) -> Iterator[tuple[Buffe
 def hand_over(ranks: Collectives, transfer: Transfer, mine: MemoryPart | None) -> MemoryPart | None:
     """Send one part to other ranks, as `transfer` says. Returns this rank's copy; None if it has none. A collective.
 
-    `mine` is its copy before. Raises Damaged if the part changed on the way, and MemoryError if memory is too small.
+    `mine` is this rank's copy before. Raises Damaged if the part changed on the way, MemoryError if memory is short.
     """
     text = table = b""
     length = 0

@@ -20,7 +20,6 @@ from resile.checkpoint.buffer import PAGE, Buffer
 PIECE = 16 << 20
 """Bytes that one thread copies at a time."""
 THREADS = 4
-"""The most threads for one copy."""
 POPULATE_READ, POPULATE_WRITE = 22, 23
 """The kernel's MADV_POPULATE_READ and MADV_POPULATE_WRITE."""
 _POPULATED = 64 << 20
@@ -40,9 +39,8 @@ def memcpies(target: int, source: int, nbytes: int) -> list[Callable[[], None]]:
 def copying_threads(nbytes: int) -> int:
     """How many threads should copy this many bytes: one for each idle core, at most `THREADS`.
 
-    Only threads that run at this moment make a core busy: a load average would count this process's own past work.
-    Threads of this process do not make a core busy, because training waits for the copy, and torch's threads spin for a
-    while after work.
+    A core is busy if a thread runs now; a load average would include past work. This process's own threads do not
+    count: training waits for the copy, and torch's threads spin for a while after work.
     """
     if nbytes <= PIECE:
         return 1
@@ -55,7 +53,6 @@ def copying_threads(nbytes: int) -> int:
 
 
 def _running() -> int:
-    """The number of threads of this machine that run or are ready to."""
     with open("/proc/loadavg") as file:
         return int(file.read().split()[3].partition("/")[0])
 

@@ -40,8 +40,6 @@ class Frame(NamedTuple):
 
 
 class _Sink(io.RawIOBase):
-    """A file that keeps the bytes that `torch.save` writes, except the tensor's values."""
-
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
         self._until_values: int | None = None

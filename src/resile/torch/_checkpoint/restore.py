@@ -54,7 +54,6 @@ class Restore:
         self._suspect: int | None = None
         """On rank 0: the newest stored step that another rank found damaged and rank 0 found sound."""
         self.from_storage = False
-        """True if the loaded step came from storage."""
 
     @recorded_in_error_file(NeverReadable, permanent=True)
     def run(self, state: State) -> int | None:
@@ -161,8 +160,7 @@ class Restore:
     def _agree(self, what: str, work: Callable[[], None]) -> int:
         """Run `work` on every rank and return the worst outcome of any rank: OK, DAMAGED, UNREADABLE or NEVER.
 
-        `what` begins the log line. All ranks raise an error if the state of one rank does not fit the checkpoint, or if
-        `work` meets an unexpected error there.
+        `what` begins the log line. All ranks raise an error if the state of one does not fit or `work` fails otherwise.
         """
         verdict, why, error = OK, "", None
         try:
@@ -192,7 +190,6 @@ class Restore:
         return worst
 
     def _gather(self) -> tuple[list[list[Offer]], list[int] | None]:
-        """The offers of every rank, and the newest steps in storage (None if storage cannot be read)."""
         offers: list[Offer] = []
         stored: list[int] = []
 

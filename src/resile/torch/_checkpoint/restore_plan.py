@@ -18,7 +18,6 @@ class Kind(enum.IntEnum):
 
     OWN = 0
     LEADER = 1
-    """The buffer of the node's leader."""
     COPY = 2
     """A replica of another node's part, or the buffer of another rank of this node."""
 
@@ -120,10 +119,7 @@ def gaps(rows: Sequence[Sequence[Offer]]) -> list[Gap]:
 
 
 def _ways_of_shared_step(rows: Sequence[Sequence[Offer]]) -> dict[Source, list[Transfer]]:
-    """The transfers, by source, that restore a step that is not sharded.
-
-    The first rank that has the step sends it to those that lack it. For COPIES, the last that has it sends it to all.
-    """
+    """The first rank that has the step sends it to those that lack it; for COPIES, the last one sends it to all."""
     holders = [rank for rank, row in enumerate(rows) if row]
     lacking = tuple(rank for rank, row in enumerate(rows) if not row)
     first, last = holders[0], holders[-1]
@@ -137,7 +133,6 @@ def _ways_of_shared_step(rows: Sequence[Sequence[Offer]]) -> dict[Source, list[T
 
 
 def _ways_of_sharded_step(rows: Sequence[Sequence[Offer]], world: int) -> dict[Source, list[Transfer]]:
-    """The transfers, by source, that restore a step of which every rank made a part; empty if a part is missing."""
     holders: dict[int, list[int]] = {}
     copies: dict[int, list[int]] = {}
     for rank, row in enumerate(rows):
@@ -169,7 +164,7 @@ def _transfers(
 ) -> list[Transfer]:
     """The transfers after which each rank has the parts that it needs. `holders` are the ranks that have each part.
 
-    `rather` are the ranks with its replica: the first of them sends it to all that need the part, even if they have it.
+    `rather` are the ranks with a part's replica: the first sends it to all that need the part, even if they have it.
     """
     transfers = []
     for part in sorted(holders):

@@ -164,7 +164,6 @@ class SaveGroup:
         self._floor, self._sent = self.sequence, 0
 
     def _known(self) -> tuple[int, int]:
-        """The highest sequence number and the time of the newest attempt in this rank's memory; 0 if there is none."""
         highest = made = 0
         for buffer in self._memory.buffers:
             record = buffer.record()
@@ -234,7 +233,6 @@ class SaveGroup:
         return BufferChoice(older if not kept else int(first == kept), busy)
 
     def _waits_for_storage(self, number: int, sequence: int) -> bool:
-        """True if a buffer has waited for storage for less than `HOLD` seconds, so that it must not be overwritten."""
         if not sequence or not self._memory.buffers[number].wanted:
             self._waiting.pop(number, None)
             return False

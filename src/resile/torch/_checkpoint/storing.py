@@ -87,8 +87,8 @@ class StoreQueue:
     def wait(self, timeout: float) -> None:
         """Wait until storage has the last save that it was sent, and then the deferred one.
 
-        Raises TimeoutError if storage takes more than `timeout` seconds for a save. Raises OSError with the reason if
-        storage refused the last save. A second call raises the OSError again.
+        Raises TimeoutError after `timeout` seconds per save, and OSError, at each call, if storage refused the last
+        save.
         """
         self._await_requested(timeout)
         self.follow_up(None)  # storage may accept this one, even if it refused the one before
@@ -125,10 +125,7 @@ def check_writable(
 
 
 def store_directly(storage: Storage | ObjectStorage, step: int, layout: Layout, leaves: list[Leaf]) -> None:
-    """Write this rank's part of a step to storage without a buffer. Only rank 0 writes a state that is not sharded.
-
-    Raises OSError, StorageError or IncompleteBuffer if storage refuses it.
-    """
+    """Write this rank's part to storage, unbuffered. Raises OSError, StorageError or IncompleteBuffer if refused."""
     if layout.is_anothers:
         return
     layout = layout.alone() if layout.whole else layout
@@ -153,7 +150,7 @@ def _blocks(file: IO[bytes]) -> Iterator[memoryview]:
 
 
 def _fill_file(descriptor: int, layout: Layout, leaves: list[Leaf]) -> list[int]:
-    """Returns checksums. Allocates space first: writing to a mapped page without disk space would kill the process."""
+    """Return the checksums. Allocate space first: writing to a mapped page without disk space kills the process."""
     os.posix_fallocate(descriptor, 0, layout.length)
     with contextlib.closing(Buffer(os.dup(descriptor))) as file:
         packed = PackedState(file.map(), 0, layout)

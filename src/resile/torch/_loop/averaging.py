@@ -103,10 +103,8 @@ class _Slot:
         """Backward passes of this step that will still add to the gradient."""
         self.full = False
         self.without = False
-        """True if the slot is filled with zeros because the parameter had no gradient."""
 
     def fill(self) -> None:
-        """Move the parameter's gradient, divided by the world size, into the bucket. A missing gradient counts as 0."""
         gradient = self.parameter.grad
         self.without = gradient is None
         if gradient is None:
@@ -144,7 +142,6 @@ class Averager:
         """True during a step of several ranks."""
         self._averaged = False
         self._passes = 0
-        """Backward passes left in this step."""
         self._tasks: set[int] = set()
         """Torch's ids of this step's backward passes whose end will be reported."""
         self._group: Group | None = None
@@ -169,10 +166,8 @@ class Averager:
     def begin(self, world: int, backwards: int = 1, group: Group | None = None) -> None:
         """Begin a step and discard all gradients, also those that an aborted step has left.
 
-        Args:
-            world: number of ranks.
-            backwards: backward passes that add up to this rank's gradient; ranks may have different numbers.
-            group: the round's group, or None without rounds. When its round is over, backward passes raise GroupLost.
+        `backwards` is the number of backward passes that add up to this rank's gradient; ranks may differ. When the
+        round of `group` is over, backward passes raise GroupLost. Without rounds, `group` is None.
         """
         self._group = group
         self._look()
@@ -217,7 +212,6 @@ class Averager:
             hook.remove()
 
     def _look(self) -> None:
-        """Make a slot for every parameter that is trained for the first time."""
         flags = [parameter.requires_grad for parameter in self._parameters]
         if flags == self._flags:
             return
@@ -256,10 +250,7 @@ class Averager:
         return arrived
 
     def _pass_ended(self) -> None:
-        """Average at the end of the step's last backward pass. Torch calls this at the end of each pass.
-
-        The end of a pass inside another pass does not count, but it averages if all buckets are sent already.
-        """
+        """Torch calls this after a pass. A pass inside another does not count, but averages if all buckets are sent."""
         if self._open and not _within_another_pass():
             self._passes -= 1
         if self._open and (self._passes == 0 or self._sent == len(self._buckets)):
@@ -314,7 +305,6 @@ def _within_another_pass() -> bool:
 
 
 def _divided(parameters: list[torch.nn.Parameter], size: int, first: int) -> Iterable[list[torch.nn.Parameter]]:
-    """Split parameters into buckets of `size` bytes (the first: `first`), roughly in the order of a backward pass."""
     kinds: dict[tuple[torch.device, torch.dtype], list[list[torch.nn.Parameter]]] = {}
     filled: dict[tuple[torch.device, torch.dtype], int] = {}
     for parameter in reversed(parameters):

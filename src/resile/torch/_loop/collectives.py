@@ -17,7 +17,6 @@ from resile.torch._loop.group import Group, wait
 
 _BLOCK = 64 << 20
 LONGEST = 2000
-"""The most bytes of a message that `tell` sends."""
 
 
 class Collectives:
@@ -87,8 +86,7 @@ class Collectives:
     def hand_over(self, data: Any, length: int, source: int, takers: Sequence[int]) -> None:
         """Send `length` bytes from the rank `source` to the ranks `takers`. A collective.
 
-        `data` is a uint8 tensor of `length` bytes: on the source, the bytes to send; on a taker, the memory to fill. It
-        is None on other ranks.
+        `data` is a uint8 tensor: on the source, the bytes to send; on a taker, the memory to fill. None on other ranks.
         """
         alone = len(takers) == 1
         if not length or not takers or (alone and self.rank not in (source, *takers)):

@@ -52,11 +52,7 @@ class Group:
     def __init__(
         self, assignment: WorkerAssignment, backend: str, timeout: float, connect: float = CONNECT.limit
     ) -> None:
-        """Make no connection yet. `form` connects to the other members.
-
-        Peers have `timeout` seconds to come, and a collective may take as long. Once all peers have come, they have
-        `connect` seconds to connect to each other.
-        """
+        """Peers have `timeout` seconds to come, then `connect` seconds to connect. Collectives may take `timeout`."""
         self.assignment = assignment
         self.round: Round = assignment.round
         self._backend = backend
@@ -69,7 +65,6 @@ class Group:
         self._before: list[set[sockets.Known]] = []
         """For each group that torch is making at this moment: the sockets that this process had before."""
         self._own: set[sockets.Known] = set()
-        """The sockets of this round's groups."""
         self._peer_connections: set[sockets.Known] = set()
         self._store: dist.Store | None = None
         self._excepthook = sys.excepthook
@@ -191,10 +186,7 @@ class Group:
 
     @contextlib.contextmanager
     def _notice_more(self) -> Iterator[None]:
-        """Within this context, count the sockets of groups that the script makes (as for a device mesh) as the round's.
-
-        Torch has no hook for new groups. So the one function of torch that makes all of them is replaced.
-        """
+        """Count sockets of groups that the script makes as the round's. Torch has no hook, so patch its function."""
         make = dist.distributed_c10d._new_process_group_helper
 
         def noticed(*args: Any, **more: Any) -> Any:
@@ -223,7 +215,6 @@ class Group:
         return making
 
     def _meet(self) -> dist.Store:
-        """Connect to the store of the round, which rank 0 hosts. Return it when all members have reached it."""
         assignment = self.assignment
         if assignment.rank != 0:
             self._await_store()

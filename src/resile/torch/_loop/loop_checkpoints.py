@@ -54,8 +54,7 @@ class LoopCheckpoints:
     def restore(self, parts: Parts) -> int | None:
         """Load the newest complete step into `parts` and return its number; None, with no change, if there is no step.
 
-        Raises StateMismatch if the checkpoint is of another training, and NotWritable if storage will never accept a
-        step on some rank.
+        Raises StateMismatch if the checkpoint is of another training, NotWritable if storage will never accept a step.
         """
         self._saved = self._checkpointer.restore(parts, will_store=True)  # at least the last step is stored
         if self._saved is not None and (mark := _lost_mark()) is not None:
@@ -65,9 +64,8 @@ class LoopCheckpoints:
     def gives_up(self, trained: bool) -> bool:
         """True if the state is lost, False if training has not begun. Call it when there was nothing to restore.
 
-        The state is lost if some member has taken steps (`trained`). Agents replace processes that give up, and the new
-        processes have taken no step. So a file beside the agent's socket tells the new processes that the state is
-        lost. The file goes with the agent.
+        The state is lost if some member has taken steps (`trained`). Agents replace processes that give up. The new
+        processes learn of the loss from a file beside the agent's socket, which goes with the agent.
         """
         mark = _lost_mark()
         if not trained and not any(row[0] for row in self.ranks.gather([int(mark is not None and mark.exists())])):

@@ -61,7 +61,6 @@ class Rendezvous:
         self.group: Group | None = None
         """The group of this round; None without an agent."""
         self.loops = 0
-        """How many of the script's loops this process has finished."""
         self._state = state
         self._ranks = Collectives() if state.checkpoints is None else state.checkpoints.ranks
         self._backend = backend
@@ -160,10 +159,7 @@ class Rendezvous:
         return True
 
     def release_peers(self) -> None:
-        """Abort the group in `RELEASE_AFTER` seconds, so that peers do not wait for this process, which met an error.
-
-        Until then, peers that are to raise the same error can receive it.
-        """
+        """Abort the group in `RELEASE_AFTER` seconds. Until then, peers can receive the error that this process met."""
         if self.group is not None:
             self.group.abort_in(RELEASE_AFTER)
 
@@ -188,7 +184,6 @@ class Rendezvous:
             gc.collect()  # remains of a gloo group would abort the interpreter at its exit
 
     def _on_over(self, round_: Round) -> None:
-        """Abort the group of a round that is over, so that the training thread stops waiting. The client calls this."""
         group = self.group
         if group is not None and group.round <= round_ and not group.over:
             group.abort()

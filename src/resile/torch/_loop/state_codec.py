@@ -32,8 +32,6 @@ class BadState(ValueError):
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
-    """The type and sizes of a tensor, by which the receiver allocates it."""
-
     dtype: str
     sizes: list[int]
 
@@ -60,10 +58,7 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
 
 
 def describe(state: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """Take a state apart into its encoded `Description` and its tensors, in the order of `Description.shapes`.
-
-    Raises BadState if the state holds a value of a type that cannot be sent.
-    """
+    """A state's encoded `Description`, and its tensors in the same order. Raises BadState if a value cannot be sent."""
     tensors: list[torch.Tensor] = []
     tree = _take_apart(state, tensors, "state", 0)
     shapes = [Shape(_NAMES[tensor.dtype], list(tensor.shape)) for tensor in tensors]

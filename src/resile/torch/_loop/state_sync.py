@@ -151,10 +151,7 @@ def send_newest(sync: StateSync, state: Callable[[], Any], ranks: Collectives) -
 
 
 def _described(state: Callable[[], Any], ranks: Collectives, source: int) -> tuple[bytes, list[torch.Tensor], int]:
-    """The description and tensors of the source's state, empty on other ranks, and the description's length in bytes.
-
-    All ranks raise BadState together if the state cannot be described.
-    """
+    """Describe `source`'s state; other ranks get only the description's length. All ranks raise the same BadState."""
     text, words, cause = b"", "", None
     tensors: list[torch.Tensor] = []
     if ranks.rank == source:
@@ -183,10 +180,6 @@ def _lacks_memory(error: Exception) -> bool:
 
 
 def _hand_over(parts: list[torch.Tensor], size: int, ranks: Collectives, source: int, takers: Sequence[int]) -> None:
-    """Send tensors from the rank `source` to the ranks `takers`, as one message of `size` bytes. A collective.
-
-    `parts` are the tensors to send or to fill, as bytes. They are empty on ranks that neither send nor receive.
-    """
     takes = ranks.rank in takers
     data: torch.Tensor | None = None
     if len(parts) == 1:

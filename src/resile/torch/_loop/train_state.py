@@ -65,10 +65,7 @@ class TrainState:
             self._training.undo()
 
     def resize(self, rank: int, world: int) -> None:
-        """Tell the sampler its new rank and world. If every round builds a model, replace it by a new, untrained one.
-
-        The old model is of no use: it held a part of a state whose other parts may be lost.
-        """
+        """Set the sampler's rank and world. If every round builds a model, replace it by a new, untrained one."""
         if self.sampler is not None:  # first, because the model's construction may ask it for this rank's share
             self.sampler.resize(rank, world)
         if self._build is None:
@@ -93,10 +90,7 @@ class TrainState:
         self.completed = found.step
 
     def save_in_memory(self, found: state_sync.SyncResult) -> None:
-        """Save `found` in memory if some rank has no saved copy of it: a newcomer, or all ranks of a sharded model.
-
-        Raises RuntimeError if the group broke.
-        """
+        """Save `found` in memory if a rank has no copy (newcomers, sharded models). RuntimeError if the group broke."""
         if self.checkpoints is None:
             return
         if found.source != state_sync.FROM_CHECKPOINT:

@@ -38,7 +38,6 @@ class Stateful(Protocol):
 
 
 Built = tuple[torch.nn.Module, torch.optim.Optimizer] | tuple[torch.nn.Module, torch.optim.Optimizer, Any]
-"""A model, its optimizer and optionally its scheduler."""
 
 
 class LoopTraining:
@@ -76,10 +75,7 @@ class LoopTraining:
             parameter.grad = None
 
     def share(self) -> None:
-        """After the backward passes: average the gradients over the world, and receive rank 0's module buffers.
-
-        Raises GroupLost if the group broke.
-        """
+        """Average the gradients and receive rank 0's module buffers. Raises GroupLost if the group broke."""
         self._averager.finish()
         self._buffers.fetch(self._world, self._group)
 
@@ -109,10 +105,7 @@ class LoopTraining:
         self._buffers.undo()
 
     def digest(self) -> int:
-        """A number that is equal on ranks with the same parameters. It is made from a few values of each parameter.
-
-        A few are enough: errors that make ranks differ, such as gradients not averaged, change nearly all values.
-        """
+        """A checksum of a few values of each parameter. Few are enough, because errors change nearly all of them."""
         kinds: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         for parameter in self.model.parameters():
             if parameter.is_contiguous() and not _is_sharded(parameter):  # otherwise flattening would copy it
@@ -125,7 +118,6 @@ class LoopTraining:
         return digest
 
     def state(self) -> dict[str, Any]:
-        """The whole state, to be sent to another rank."""
         return {
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
             "buffers": self._buffers.unsaved(),

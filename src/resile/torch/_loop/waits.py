@@ -47,10 +47,7 @@ class GroupLost(RuntimeError):
 
 
 def wait(work: Any, over_since: OverSince, timeout: timedelta = _NO_TIMEOUT) -> None:
-    """Wait for a collective or message of gloo.
-
-    Raises GroupLost when the round is over, and RuntimeError if the collective failed or took more than `timeout`.
-    """
+    """Wait for gloo. Raises GroupLost when the round is over, RuntimeError if `work` failed or exceeded `timeout`."""
     if work._get_op_type() in _POINT_TO_POINT:  # gloo disconnects when such a wait times out, so it must not be short
         call(lambda: _torch_wait(work, timeout), over_since)
         return
@@ -63,10 +60,7 @@ def wait(work: Any, over_since: OverSince, timeout: timedelta = _NO_TIMEOUT) -> 
 
 
 def call(function: Callable[[], T], over_since: OverSince) -> T:
-    """Call a function on a new thread and return its result. Raises GroupLost when the round is over.
-
-    The thread is then abandoned, and goes on until the function returns.
-    """
+    """Run `function` on a new thread; return its result. If the round ends first: GroupLost, and the thread runs on."""
     found: list[T] = []
     errors: list[Exception] = []
     done = threading.Event()

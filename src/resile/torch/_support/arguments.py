@@ -70,7 +70,6 @@ def check_model(model: Any, optimizer: Any) -> None:
 
 
 def check_parts(sampler: Any, scheduler: Any, state: Any, before_step: Any) -> None:
-    """Raise TypeError if one of these arguments of `Elastic` lacks a method that the loop will call."""
     if sampler is not None and not hasattr(sampler, "resize"):
         raise TypeError(f"sampler: must be an ElasticBatchSampler or an ElasticLoader, not {_shown(sampler)}")
     if scheduler is not None and not hasattr(scheduler, "step"):

@@ -60,7 +60,6 @@ def print_briefly(error: BaseException, record: str = "") -> None:
 
 
 def is_peer_loss(error: BaseException) -> bool:
-    """True if gloo raised this error because a rank is gone."""
     return isinstance(error, RuntimeError) and any(loss in str(error) for loss in _LOSSES)
 
 

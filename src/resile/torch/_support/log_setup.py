@@ -52,10 +52,7 @@ class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
         return True
 
     def _retire(self, source: logging.Logger, record: logging.LogRecord) -> None:
-        """Undo the level of `show_info_logs`, and hide `record` if the script's own levels exclude it.
-
-        The handler stays, because removing it is unsafe while logging iterates over handlers.
-        """
+        """Undo `show_info_logs`. The handler stays: removing it is unsafe while logging iterates over handlers."""
         ours = logging.getLogger("resile")
         if ours.level != _UNASKED:
             return

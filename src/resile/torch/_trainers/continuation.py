@@ -93,7 +93,7 @@ class Continuation:
         """States of the random number generators, to be set when the first step begins."""
 
     def peek(self) -> Any | None:
-        """Load only what `save` was given as `common`, of the newest step that all ranks can load; None if none."""
+        """Load only the `common` values of the newest step that all ranks can load; None if there is no such step."""
         state: dict[str, Any] = {COMMON: None}
         step = self._restored(state)
         return None if step is None else _unpacked(state[COMMON])
@@ -193,7 +193,6 @@ class Continuation:
 
 
 def _packed(value: Any) -> torch.Tensor:
-    """Encode plain values and tensors as bytes, in one tensor whose size is a multiple of `ROUNDED`."""
     description, tensors = describe(value)
     raw = [tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
     body = msgspec.msgpack.encode([description, raw])
