@@ -30,7 +30,7 @@ def long(cluster: KubeNamespace) -> str:
 def test_a_job_runs_to_its_end_and_its_pods_stay(cluster: KubeNamespace) -> None:
     cluster.apply(job("short", training(20)))
     status = cluster.until_status("short", phase="Succeeded")
-    assert status["progress"]["step"] == 19
+    assert status["progress"]["step"] == 20
     cluster.until(
         "their end", lambda: [p["status"]["phase"] for p in cluster.pods("short").values()] == ["Succeeded"] * 2
     )
