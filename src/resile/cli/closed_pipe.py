@@ -12,7 +12,10 @@ from resile.cli.exit_codes import FAILED
 
 @contextlib.contextmanager
 def quiet_if_reader_leaves() -> Iterator[None]:
-    """Flush standard output at the end of the context. If it is a closed pipe, end the process with exit code 1."""
+    """Flush standard output at the end of the context.
+
+    If standard output is a pipe that its reader has closed, end the process quietly with exit code 1.
+    """
     try:
         try:
             yield

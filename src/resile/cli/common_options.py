@@ -24,7 +24,7 @@ def namespace_option(command: F) -> F:
 
 
 def _namespace(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """Return the value of `-n`; raises `NotUsableError` if it is no valid name, since folders get this name."""
+    """Check and return the value of `-n`. Raises `NotUsableError` if the value is not a DNS label."""
     errors = ManifestErrors()
     if value is not None:
         check_dns_label(value, "-n", errors)
@@ -57,7 +57,11 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def jobs_of(target: Target, name: str = "", *, everywhere: bool = False) -> Jobs:
-    """The jobs that a command means. `name` is the job or pod that the command names; empty for a listing."""
+    """Return the jobs of this machine or those of a cluster, whichever the command means.
+
+    `name` is the job or pod that the command names; it is empty for a listing. `everywhere` is True for a listing of
+    all namespaces.
+    """
     return target.jobs(say, local=target.is_local(name, everywhere=everywhere))
 
 

@@ -132,7 +132,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def facts_of(spec: JobSpec, replicas: Mapping[str, int]) -> dict[str, str]:
-    """The facts that a description of any job holds; `replicas` are the wanted numbers of nodes by role."""
+    """Strategy, replicas and recovery budget of a job, by title. `replicas` has the wanted nodes of each role."""
     return {
         "Strategy": spec.strategy.value,
         "Replicas": ", ".join(f"{role}={number}" for role, number in replicas.items()) or "<none>",
@@ -187,7 +187,7 @@ class Deleted(msgspec.Struct, frozen=True):
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """One observation after a fault: `what` happened on the way to recovery, or did not happen in time."""
+    """One observation after a fault. `what` says what happened then, or what did not happen in time."""
 
     what: str
     after: float | None = None
@@ -206,7 +206,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class Following(Protocol):
-    """A job that a command follows from its start to its end. Leaving the context ends the following, not the job."""
+    """Follows one job for a command. Leaving the context does not end the job."""
 
     interrupt_ends_job: bool
     """True if Ctrl-C ends the job; False if it ends only the command."""
@@ -237,14 +237,17 @@ class Jobs(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def watch(self, query: Query) -> Iterator[Found]:
-        """Yield the listing now and after each change, until all jobs are over; of events, maybe only the new ones."""
+        """Yield the listing as it is now, and again after each change, until all jobs are over.
+
+        A listing of events may hold only the events that are new since the listing before it.
+        """
 
     def describe(self, job: str) -> Description: ...
 
     def spec(self, job: str) -> JobSpec: ...
 
     def kind_of(self, job: str) -> BaseJobKind:
-        """The kind of a job, which knows the names of its pods and the role that `resile scale JOB 3` means."""
+        """Return the kind of a job. It knows the names of pods and the role that `resile scale JOB 3` means."""
 
     def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:
         """Yield the log lines of one pod, or of all nodes of a job; with `master`, those of the job's master.
@@ -276,4 +279,4 @@ class Jobs(Protocol):
         """
 
     def inject(self, job: str, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]:
-        """Inject a fault. Returns what was done, and an iterator that waits for the signs of recovery, list by list."""
+        """Inject a fault. Returns what was done, and an iterator that waits for signs of recovery and yields them."""

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def pod_name(kind: BaseJobKind, job: str, node: str) -> str:
-    """The name of the pod of a node, which is given as `worker-0`; empty if `node` is no node's name."""
+    """The name of a node's pod; `node` is the node's name, such as `worker-0`. Empty if no node has such a name."""
     role, _, number = node.rpartition("-")
     if not number.isascii() or not number.isdigit():
         return ""

@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 def draft_of(path: Path) -> Path:
-    """A path beside `path` for a new version of its file. No other writer uses it, not even one with the same pid."""
+    """Return a path in the folder of `path`, to which a new version of the file can be written.
+
+    The name has a random part, so no other writer uses the same path, not even a process with the same pid.
+    """
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
 
 

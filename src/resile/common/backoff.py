@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 
 class Backoff(NamedTuple):
-    """The pauses between tries. It counts nothing: callers count failures, or take new `pauses()` after a success."""
+    """How long to pause between tries: each pause is `factor` times the one before it, up to a limit.
+
+    A `Backoff` does not count failures. Callers of `after` count them; others take new `pauses()` after a success.
+    """
 
     first: float
     """Seconds after the first failure."""

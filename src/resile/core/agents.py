@@ -22,7 +22,11 @@ MAX_FAILURES = 64
 
 
 def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
-    """Admit an agent or refuse it: find or make its node, and agree with the agent on the round."""
+    """Admit an agent that has connected, or refuse it.
+
+    An admitted agent gets its node; on bare machines the node may be a new one. If the agent does not know the running
+    round, it is told that its own round is over or that it is a member of the running one.
+    """
     state, hello, connection = ctx.state, event.hello, event.connection
     if state.phase.over:
         ctx.decide(Refuse(connection=connection, message=completion.job_over(state)))
@@ -96,10 +100,11 @@ def on_leaving(ctx: Context, node: Node, message: Leaving) -> None:
 
 
 def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
-    """Handle a failed training process. The first failure of a round ends the round; later ones only follow from it.
+    """Handle the failure of a training process. The first failure of a round ends the round.
 
-    Elastic processes survive a broken collective, so each of their failures is handled. But all failures of one node in
-    one round cost it one restart, because one cause often kills several processes.
+    Later failures in the round count as consequences of the first one, except a lack of memory. Elastic processes are
+    different: they survive the failure of a peer, so each of their failures is handled. All failures of one node in one
+    round cost the node one restart, because one cause often kills several processes.
     """
     state, rdzv, failure = ctx.state, ctx.state.rendezvous, report.failure
     _note_failure(rdzv, node.key, report)
@@ -207,7 +212,7 @@ def _agree_on_round(ctx: Context, node: Node, agent: Agent, hello: Hello) -> Non
 
 
 def _node_of(ctx: Context, hello: Hello) -> Node | str:
-    """Find the node of an agent, or make one on bare machines. Returns one sentence if the agent is to be refused."""
+    """Return an agent's node (maybe a new one, on bare machines), or a sentence that says why to refuse the agent."""
     state = ctx.state
     if hello.node_id is not None:
         node = state.nodes.get(NodeKey(hello.role, hello.node_id))
@@ -268,7 +273,10 @@ def _rules(config: RendezvousConfig) -> str:
 
 
 def _merged(rdzv: Rendezvous, new: RendezvousConfig) -> RendezvousConfig:
-    """The rules `new`, but `max_nodes` never shrinks: nodes launched before a scale-up know the old number."""
+    """Return the rules `new` that an agent brings, with the larger `max_nodes` of these and the present rules.
+
+    An agent that was launched before a scale-up still brings the old, smaller number.
+    """
     return new if rdzv.config is None else forming.with_max(new, max(new.max_nodes, rdzv.config.max_nodes))
 
 

@@ -14,7 +14,10 @@ from resile.protocol.reports import NodeStatus
 
 
 class Reason(enum.StrEnum):
-    """Why a job ended, named as in DLRover where possible. A role can name other reasons (`RoleSpec.failure`)."""
+    """Why a job ended. The names are those of DLRover where it has one.
+
+    If nodes of a role fail, the reason may be another one, which the role names in `RoleSpec.failure`.
+    """
 
     COMPLETED = "Completed"
     WORKER_ERROR = "WorkerError"
@@ -53,7 +56,10 @@ def remove_leftover(ctx: Context, node: Node) -> None:
 
 
 def succeed_if_done(ctx: Context) -> None:
-    """Let the job succeed once every rank of the roles that decide its end has ended well or was given up."""
+    """End the job as succeeded if all ranks of the roles that decide its end are done.
+
+    A rank is done if its node has succeeded, or if the rank was given up. At least one node must have succeeded.
+    """
     state, decides = ctx.state, ctx.state.spec.decides_end
     if state.phase.over or not state.spec.managed or state.suspended:
         return

@@ -12,7 +12,7 @@ from resile.protocol.reports import NodeStatus
 
 
 class Index:
-    """Sets of nodes that handlers look up, so that none scans all nodes. Derived from the state, not in the journal."""
+    """Sets of nodes that handlers look up instead of scanning all nodes. Derived from the state; not in the journal."""
 
     def __init__(self, state: JobState) -> None:
         self.waiting: set[NodeKey] = set()
@@ -39,7 +39,10 @@ class Index:
             self.update(node)
 
     def update(self, node: Node) -> None:
-        """Put a node into the sets that fit it now. Handlers call `Context.touch` instead, after every change."""
+        """Put a node into the sets to which it now belongs, and remove it from all others.
+
+        Handlers do not call this method. After every change of a node they call `Context.touch`, which does.
+        """
         key = node.key
         for nodes in self._kinds:
             nodes.discard(key)

@@ -74,7 +74,10 @@ class Deadlines:
             self._silent_at[node] = max(at, now + self._silence)
 
     def next(self) -> float | None:
-        """The time to call `due`; None if no alarm is set. If an alarm was moved, `due` may return nothing then."""
+        """The time at which to call `due` next; None if no alarm is set.
+
+        If an alarm was cleared or moved to a later time, `due` may return no event at that time.
+        """
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> list[AnyEvent]:

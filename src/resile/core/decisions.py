@@ -17,7 +17,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 
 
 class LaunchNode(Decision, frozen=True, kw_only=True):
-    """Start a node of a role that is to have `replicas` nodes. Starting the same node twice is harmless."""
+    """Start a node, unless it was started already. `replicas` is how many nodes its role is to have."""
 
     node: NodeKey
     rank: Rank
@@ -49,7 +49,10 @@ class Refuse(Decision, frozen=True, kw_only=True):
 
 
 class Send(Decision, frozen=True, kw_only=True):
-    """Send a message to the agents of these nodes. An agent without a connection gets the state when it connects."""
+    """Send a message to the agents of these nodes.
+
+    An agent without a connection does not get the message. When it connects, it is told if its round has changed.
+    """
 
     to: tuple[NodeKey, ...]
     message: MasterMessage
@@ -68,7 +71,7 @@ class Finish(Decision, frozen=True, kw_only=True):
 
 
 class Reply(Decision, frozen=True, kw_only=True):
-    """Answer request number `request` for a change; `error` is one sentence, or empty if the change is granted."""
+    """Answer a request for a change. `error` says in one sentence why it is refused; empty if it is granted."""
 
     request: int
     error: str = ""

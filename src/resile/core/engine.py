@@ -86,7 +86,10 @@ class Engine:
 
     @staticmethod
     def durable(event: ev.AnyEvent) -> bool:
-        """True if the journal must have this event: all but step reports, which `due` sums up as `StepsNoted`."""
+        """True if the event must be written to the journal. This is so for all events but step reports.
+
+        Step reports reach the journal as a summary, the event `StepsNoted`, which `due` returns.
+        """
         return not (isinstance(event, ev.AgentSaid) and isinstance(event.message, StepReport))
 
     def handle(self, event: ev.AnyEvent, now: float) -> list[AnyDecision]:

@@ -97,7 +97,7 @@ class PendingTimeout(Event, frozen=True, kw_only=True):
 
 
 class StepsNoted(Event, frozen=True, kw_only=True):
-    """A summary of step reports. The journal keeps it instead of the reports, and budgets use its training time."""
+    """A summary of step reports, written to the journal in their place. `trained` is the training time so far."""
 
     trained: float
     step: int

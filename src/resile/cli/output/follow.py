@@ -100,9 +100,10 @@ class Follower:
         return moment
 
     def until_over(self) -> JobView:
-        """Follow the job and return it as it is at its end. The first Ctrl-C asks a job of this machine to stop.
+        """Follow the job until it is over, and return its view at the end.
 
-        Raises `KeyboardInterrupt` after a second Ctrl-C (of a cluster's job: the first), and `Dismissed`.
+        The first Ctrl-C asks a job of this machine to stop, and the job is followed further. A second Ctrl-C raises
+        `KeyboardInterrupt`; for a job of a cluster, the first one does. Raises `Dismissed` after SIGTERM or SIGHUP.
         """
         with self._dismissable():
             while True:

@@ -7,12 +7,11 @@ from resile.client.base import Failure, ProcessFailure
 
 
 def failure_title(failure: Failure | None) -> str:
-    """The words in a title after `last failure`: the round that the failed process broke; empty if a node failed."""
     return f" (first of round {failure.round})" if isinstance(failure, ProcessFailure) else ""
 
 
 def failure_lines(failure: Failure | None) -> list[str]:
-    """The lines that tell of a failure: a sentence, a process's traceback, the last log lines. None gives no lines."""
+    """A failure as lines: a sentence, then what is known of traceback and last log lines. [] for None."""
     if failure is None:
         return []
     if isinstance(failure, ProcessFailure):

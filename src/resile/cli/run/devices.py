@@ -27,9 +27,10 @@ DEVICE_KINDS = tuple(_VISIBLE)
 
 
 def count_devices(kind: str, environ: Mapping[str, str], dev: str = "/dev") -> int:
-    """How many devices of a kind are visible: the entries of the kind's variable if set, else device files in `dev`.
+    """Count the visible devices of a kind: `gpu`, `npu` or `musa`.
 
-    The variable's list ends at the first empty or negative entry, as the driver reads it.
+    If the kind's environment variable is set, such as CUDA_VISIBLE_DEVICES, its entries are counted up to the first
+    empty or negative one, as the driver reads it. Otherwise the kind's device files in the folder `dev` are counted.
     """
     variable, pattern = _VISIBLE[kind]
     chosen = environ.get(variable)

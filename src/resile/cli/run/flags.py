@@ -148,12 +148,15 @@ class Given(NamedTuple):
     """By `dest`, the flag or variable that has set the value, such as `PET_NNODES`; no entry for defaults."""
 
     def named(self, dest: str) -> str:
-        """The flag or variable that has set the value of `dest`, for messages; the flag if the value is a default."""
+        """The flag or environment variable that has set `dest`, for messages. For a default value: the flag."""
         return self.source.get(dest, "--" + dest.replace("_", "-"))
 
 
 def convert(flag: Flag, text: str) -> Any:
-    """Convert the text of a flag or variable; raises `ValueError`, whose text a message puts after the flag's name."""
+    """Convert the text of a flag or variable to the flag's type; raises `ValueError` if that is not possible.
+
+    The error's text is such as `'x' is not a whole number`; callers put the flag's name before it.
+    """
     if flag.choices and text not in flag.choices:
         raise ValueError(f"{text!r} is not one of {', '.join(flag.choices)}")
     match flag.kind:
@@ -208,7 +211,10 @@ class _Parser(argparse.ArgumentParser):
         raise FlagError(message)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """The flags that an abbreviation matches, only torchrun's if any are. `--a-b` and `--a_b` are one flag."""
+        """Return the flags that `option_string` may abbreviate; if flags of torchrun are among them, only those.
+
+        A flag with two spellings, `--a-b` and `--a_b`, is returned once.
+        """
         by_dest: dict[str, Any] = {}
         for match in super()._get_option_tuples(option_string):
             by_dest.setdefault(match[0].dest, match)

@@ -36,7 +36,11 @@ COUNTED = (*DEVICE_KINDS, "cpu", "auto")
 
 
 def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") -> RunOptions:
-    """The options of an agent; raises `FlagError` if flags are wrong. Reads device files, the script and the token."""
+    """Work out the options of an agent from its flags and environment variables.
+
+    To do so, it counts device files, looks for errors in the script and reads the token file. Raises `FlagError` if a
+    flag or variable cannot be used.
+    """
     values = given.values
     command = _command(given, environ)
     nproc = _nproc(given, environ)
@@ -242,7 +246,11 @@ def _master_endpoint(given: Given) -> Endpoint:
 
 
 def endpoint_of(name: str, text: str, default_port: int | None = None) -> Endpoint:
-    """Split HOST:PORT, the value of the flag `name`. An IPv6 address is in brackets; 0 is any free port."""
+    """Split HOST:PORT, the value of the flag `name`; raises `FlagError` if the text has another form.
+
+    An IPv6 address is in brackets. Port 0 means any free port. If the text has no port, `default_port` is used; if that
+    is None, a missing port is an error.
+    """
     text = text.strip()
     host, colon, port = (text, "", "") if text.endswith("]") else text.rpartition(":")
     host = (host if colon else text).removeprefix("[").removesuffix("]")
@@ -369,7 +377,11 @@ def _security(given: Given, environ: Mapping[str, str], *, may_host: bool) -> Se
 
 
 def _check_tls(given: Given, may_host: bool) -> None:
-    """Raise `FlagError` if TLS files are missing: master and agent each present a certificate and check the other's."""
+    """Raise `FlagError` if some of the flags for TLS files are given and others that they need are not.
+
+    `--tls-cert`, `--tls-key` and `--tls-ca` need each other. `may_host` is True if this node may run the master. If it
+    is False, `--tls-ca` alone is enough, since the master may ask agents for the token only.
+    """
     if given.values["tls_name"] and not given.values["tls_ca"]:
         raise FlagError(f"{given.named('tls_name')}: a name is checked in signed certificates; add --tls-ca")
     flags = ("tls_cert", "tls_key", "tls_ca")

@@ -33,7 +33,10 @@ class RdzvConf(NamedTuple):
 
 
 def read_rdzv_conf(name: str, text: str) -> RdzvConf:
-    """Read the `key=value` pairs in `text`. Errors are `FlagError` and begin with `name`, the flag or variable."""
+    """Read the `key=value` pairs in `text`, which are separated by commas.
+
+    Raises `FlagError` if a pair cannot be used; its message begins with `name`, the flag or variable of `text`.
+    """
     times: dict[str, float] = {}
     is_host: bool | None = None
     notices: list[str] = []

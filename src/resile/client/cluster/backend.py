@@ -124,7 +124,11 @@ class ClusterJobs:
         return await describe.last_failure(self._cluster, now or job, await describe.journal(self._cluster, job))
 
     def _stream(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Iterate over an asynchronous generator, in one task: time-outs and watches inside it may stay open."""
+        """Iterate over an asynchronous generator from synchronous code.
+
+        The generator runs in one task for all its items, so that it may yield inside a time-out or a watch. It is
+        closed at the latest when this object's context ends.
+        """
         stream = self._taken(items)
         self._streams.callback(stream.close)
         return stream

@@ -82,7 +82,7 @@ class Cluster:
             return await self._client.patch(kind, self.namespace, name, patch, subresource)
 
     async def delete(self, kind: Kind, name: str, grace: int | None = None) -> None:
-        """Delete an object; does nothing if there is none. `grace` is its grace period in seconds, None for its own."""
+        """Delete an object if it exists. `grace` is in seconds; None means the object's own grace period."""
         with self._one_sentence(kind):
             await self._client.delete(kind, self.namespace, name, grace)
 
@@ -96,10 +96,11 @@ class Cluster:
         follow: bool = False,
         stamps: bool = False,
     ) -> AsyncIterator[str]:
-        """The lines that a container wrote, without line ends; with `follow`, also later ones until it ends.
+        """Yield the lines that a container has written, without line ends.
 
-        `container` may be None if the pod has only one. The lines begin with the last `tail` ones, or `since` seconds
-        ago. With `stamps`, each line begins with the time at which it was written.
+        With `follow`, also yields the lines that it writes later, until it ends. `container` may be None if the pod has
+        only one container. Only the last `tail` lines so far, or those of the last `since` seconds, are yielded; all of
+        them if both are None. With `stamps`, each line begins with the time at which it was written.
         """
         lines = self._client.log(
             self.namespace,

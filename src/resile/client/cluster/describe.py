@@ -76,7 +76,11 @@ async def journal(cluster: Cluster, job: Object) -> JobState | None:
 
 
 async def last_failure(cluster: Cluster, job: Object, state: JobState | None) -> Failure | None:
-    """The failed process in the journal, else the failure in the job's status with the end of a log, else None."""
+    """The last failure of a job; None if there was none.
+
+    If `state`, the state in the journal, has a failed process, that process is returned. Otherwise the failure comes
+    from the job's status, with the last log lines of the failed node's pod if these can be read.
+    """
     if state is not None and (first := first_failure(state)):
         return first
     failure = job_kind_of(job).report_of(job).last_failure

@@ -52,7 +52,11 @@ class ClusterFollowing:
 
 
 async def moments(cluster: Cluster, job: Object) -> AsyncGenerator[Moment, None]:
-    """Yield the job after each change, at least every `REST_SECONDS`. Only the last moment has interruptions."""
+    """Yield the job after each change, and at least every `REST_SECONDS`, until it is over.
+
+    Only the last moment tells the job's interruptions: they are read from the journal at the end. Raises `CommandError`
+    if the job is deleted.
+    """
     space, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
     events = Watched(kube.EVENTS, space, fields={"involvedObject.uid": uid})
     async with cluster.watch(job_itself(job), pods_of(job), events) as watching:

@@ -32,7 +32,11 @@ def phase(job: Object) -> JobPhase:
 
 
 def job_view(job: Object, pods: Iterable[Object], now: float, journal: JobView | None = None) -> JobView:
-    """The view of a job with its nodes, without its master. `journal` is the view from its journal, if it was read."""
+    """Make the view of a job from its object and its pods. The master's pod is left out.
+
+    `journal` is the view that was made from the job's journal. Interruptions, data sets and the limits of the number of
+    nodes come from it; if it is None, they are empty or 0.
+    """
     metadata, kind = job["metadata"], job_kind_of(job)
     report = kind.report_of(job)
     nodes = [node_view(kind, pod, metadata["name"]) for pod in pods]

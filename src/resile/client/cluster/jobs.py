@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 async def find(cluster: Cluster, name: str) -> Object:
-    """The job of this name in the namespace of `cluster`; without one, raises `CommandError`, which suggests a name."""
+    """Return the job of this name. Raises `CommandError`, which suggests another name, if there is none."""
     job = await _get(cluster, name)
     if job is None:
         raise _unknown(cluster, name, await _jobs(cluster))
@@ -32,7 +32,11 @@ async def find(cluster: Cluster, name: str) -> Object:
 
 
 async def find_pod(cluster: Cluster, name: str) -> tuple[Object, str]:
-    """Find `name` as a job (returns it and ""), else as a pod (returns its job and `name`); else `CommandError`."""
+    """Find the job that `name` means, which is the name of a job or of a pod.
+
+    Returns the job and "" for the name of a job, and the pod's job and `name` for that of a pod. A job comes first if
+    both exist. Raises `CommandError` if there is neither.
+    """
     job = await _get(cluster, name)
     if job is not None:
         return job, ""

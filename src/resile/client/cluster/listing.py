@@ -76,7 +76,7 @@ def _found(query: Query, watching: Watch) -> Found:
 
 
 def _of(kinds: Sequence[ResourceKind], watching: Watch) -> list[Object]:
-    """The watched objects of `kinds`; none of a kind that is not watched, because it is not installed."""
+    """The watched objects of `kinds`. Kinds that are not installed are not watched, and are skipped."""
     return [item for kind in map(kube.of, kinds) if watching.has(kind) for item in watching.all(kind)]
 
 

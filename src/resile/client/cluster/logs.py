@@ -33,7 +33,10 @@ Lines = asyncio.Queue[LogLine]
 
 
 async def read(cluster: Cluster, job: Object, pod: str, tail: int | None) -> AsyncGenerator[list[LogLine], None]:
-    """Yield the lines that a pod has written so far, or those of all nodes of the job if `pod` is empty."""
+    """Yield the lines that a pod has written so far, or those of all nodes of the job if `pod` is empty.
+
+    Begins with the last `tail` lines of each log; if `tail` is None, with the first line.
+    """
     pods = _chosen(job, await cluster.all(pods_of(job)), pod)
     if pod and not pods:
         raise _gone(job, pod)
@@ -51,7 +54,10 @@ async def read(cluster: Cluster, job: Object, pod: str, tail: int | None) -> Asy
 
 
 async def follow(cluster: Cluster, job: Object, pod: str, tail: int | None) -> AsyncGenerator[list[LogLine], None]:
-    """Yield what `read` yields, then new lines until the pod or job has ended; all lines of pods that start later."""
+    """Yield what `read` yields, and then new lines, until the pod or the job has ended.
+
+    If `pod` is empty, pods that start later are included, with all their lines: `tail` does not apply to them.
+    """
     lines = Lines(WAITING_LINES)
     reading = asyncio.create_task(_follow(cluster, job, pod, tail, lines))
     try:
@@ -110,7 +116,10 @@ class Bookmark:
         self._repeating = False
 
     def reopen(self) -> bool:
-        """Note that the log is read again, from somewhere before the last line; False if no line was read yet."""
+        """Prepare for a log that is read again from some point before its last line.
+
+        `passes` then returns False for the lines that were read before. Returns False if no line was read yet.
+        """
         self._repeating = bool(self._last)
         return self._repeating
 
@@ -187,14 +196,18 @@ def _chosen(job: Object, pods: list[Object], only: str) -> list[Object]:
 
 
 def main_container(pod: Object) -> str:
-    """The name of the container that trains or is the master: the annotated one, else `main`, else the first."""
+    """The name of the container that trains or is the master.
+
+    This is the container that the pod's annotation names, or `main` without an annotation. If the pod has no container
+    of that name, it is the first one.
+    """
     names = [container["name"] for container in pod["spec"]["containers"]]
     named = (pod["metadata"].get("annotations") or {}).get(MAIN_ANNOTATION, MAIN)
     return str(named if named in names else names[0])
 
 
 def sortable(stamp: str) -> str:
-    """A time stamp of a log as text that sorts by time: Kubernetes leaves out the last zeros of nanoseconds."""
+    """Pad the nanoseconds of a log's time stamp to nine digits, so that stamps sort by time as text."""
     seconds, _, fraction = stamp.removesuffix("Z").partition(".")
     return f"{seconds}.{fraction:0<9}"
 

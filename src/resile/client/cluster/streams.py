@@ -9,7 +9,10 @@ T = TypeVar("T")
 
 
 async def take(queue: asyncio.Queue[T], producer: asyncio.Task[Any]) -> list[T]:
-    """All items of the queue, after waiting for the first; [] once the producer has ended, or raises its exception."""
+    """Wait until the queue has an item, and return all items that are then in it.
+
+    Returns [] if the queue is empty and the producer has ended; raises the producer's exception if it failed.
+    """
     if queue.empty() and not producer.done():
         getting = asyncio.create_task(queue.get())
         await asyncio.wait({getting, producer}, return_when=asyncio.FIRST_COMPLETED)

@@ -22,7 +22,11 @@ CLOCK_DRIFT = 0.5
 
 
 def inject(job: LocalJob, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]:
-    """Inject a fault. Returns what was done and the signs of recovery; before a job's first step there may be none."""
+    """Inject a fault.
+
+    Returns what was done, and an iterator that waits for the signs of recovery. If the job has not taken a step yet,
+    the iterator is empty, unless the fault is the kill of the master.
+    """
     with JobReader(job) as reader:
         before = reader.status()
     try:
@@ -38,7 +42,11 @@ def inject(job: LocalJob, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]
 
 
 def _next_step(job: LocalJob, injected: Injected, over: set[float]) -> Iterator[list[Sign]]:
-    """Wait for the next step and yield its signs; `over` has the start times of outages that ended before the fault."""
+    """Wait for the first step after a fault, and yield one list of two signs.
+
+    The first sign says when the fault was noticed, the second when the step was taken, that the job is over, or that no
+    step came in time. `over` identifies the outages that ended before the fault, by when each was noticed.
+    """
     with JobReader(job) as reader:
         patience = job.spec_and_kind()[0].timeouts.recovery_budget + BEYOND_BUDGET
         until = time.monotonic() + patience

@@ -37,7 +37,11 @@ class LocalFollowing:
         self.reader.__exit__(None, None, None)
 
     def poll(self) -> Moment:
-        """Poll as in `Following`. The last moment is when the master has ended, or `FAREWELL_SECONDS` after the job."""
+        """Wait a short time, then return the job as it is.
+
+        The moment is the last one if the job is over and its master has ended, or `FAREWELL_SECONDS` after the job's
+        end. Raises `CommandError` if the master is gone and the job is not over.
+        """
         if self._polled:
             time.sleep(POLL_SECONDS)
         self._polled = True

@@ -27,7 +27,10 @@ DEFAULT_NAMESPACE = "default"
 
 
 def state_root() -> Path:
-    """The directory for everything that outlives a command: the directories of present and earlier jobs."""
+    """The directory in which resile keeps the directories of present and earlier jobs of this machine.
+
+    This is `RESILE_STATE_DIR` if set, else `resile` in `XDG_STATE_HOME` or `~/.local/state`.
+    """
     own = os.environ.get("RESILE_STATE_DIR")
     if own:
         return Path(own).absolute()
@@ -36,7 +39,7 @@ def state_root() -> Path:
 
 
 class LocalJob(msgspec.Struct, frozen=True):
-    """The name of a job of this machine, which need not exist."""
+    """A job of this machine, identified by namespace and name. It need not exist."""
 
     namespace: str
     name: str
@@ -103,7 +106,11 @@ def find(name: str, namespace: str | None) -> LocalJob:
 
 
 def find_pod(name: str, namespace: str | None) -> tuple[LocalJob, str]:
-    """Find `name` as a job (returns it and ""), else as a pod (returns its job and `name`); else `CommandError`."""
+    """Find the job that `name` means, which is the name of a job or of a pod.
+
+    Returns the job and "" for the name of a job, and the pod's job and `name` for that of a pod. A job comes first if
+    both exist. Raises `CommandError` if there is neither.
+    """
     jobs = all_jobs(namespace)
     if any(job.name == name for job in jobs):
         return find(name, namespace), ""

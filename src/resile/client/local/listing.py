@@ -40,7 +40,10 @@ class _Lister:
         return all(self._over.get(reader.job, False) for reader in self._readers)
 
     def listing(self) -> Found:
-        """A new listing; events are only those since the last one. `unreadable` names jobs that cannot be read."""
+        """Make a new listing. A listing of events holds only those since the listing before it.
+
+        A job that cannot be read is named in `unreadable`; if it is the only job, `CommandError` is raised instead.
+        """
         found = Found([])
         for reader in self._readers:
             try:

@@ -23,7 +23,11 @@ BATCH = 1000
 
 
 def read(job: LocalJob, pod: str, tail: int | None, *, master: bool, follow: bool) -> Iterator[list[LogLine]]:
-    """Yield the lines of the master, of a pod, or of all nodes if `pod` is empty; `follow` waits for lines to come."""
+    """Yield the log lines of the master (with `master`), of a pod, or of all nodes if `pod` is empty.
+
+    Begins with the last `tail` lines of each log; if `tail` is None, with the first line. With `follow`, also yields
+    lines that are written later, until the pod or the job has ended. Raises `CommandError` if the pod has no log.
+    """
     logs = _Logs(job, pod, tail, master=master)
     if pod and not master and not logs.paths():
         raise CommandError(f"there is no log of {pod}; `resile get nodes {job.name} --deleted` lists the pods")

@@ -52,7 +52,10 @@ class MasterClient:
     def ask(self, command: Command, seconds: float = ...) -> Result: ...
 
     def ask(self, command: Command, seconds: float = ANSWER_SECONDS) -> Result:
-        """Send a command once; raises `MasterUnreachable` without an answer in `seconds`, `CommandError` if refused."""
+        """Send a command once, and return the master's result.
+
+        Raises `MasterUnreachable` without an answer within `seconds`, and `CommandError` if the master refuses.
+        """
         return self._runner.run(self._ask(command, seconds))
 
     @overload
@@ -63,7 +66,11 @@ class MasterClient:
     def insist(self, command: Command, seconds: float = ...) -> Result: ...
 
     def insist(self, command: Command, seconds: float = RESTART_SECONDS) -> Result:
-        """Send a command repeatedly until a master answers, which may get it twice; raises as `ask`."""
+        """Send a command again and again until a master answers, and return its result.
+
+        A master may get the command more than once. Raises `MasterUnreachable` if no answer comes for `seconds`, and
+        `CommandError` if the master refuses the command.
+        """
         until = time.monotonic() + seconds
         while True:
             try:

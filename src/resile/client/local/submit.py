@@ -47,7 +47,11 @@ def _submitted(kind: JobKind, job: LocalJob, how: str, directory: str = "") -> S
 
 
 def start_job(spec: JobSpec, master_options: list[str], say: Say) -> LocalJob:
-    """Create a job directory and start a master in it. The directory of an ended job of the same name is moved away."""
+    """Create a job directory, start a master in it, and return the job.
+
+    The directory of an ended job of the same name is moved to `LocalJob.previous`. Raises `CommandError` if such a job
+    is not over, or if the master does not start; then the new directory is removed.
+    """
     for role, declared in spec.roles.items():
         if declared.replicas and not declared.command:
             raise NotUsableError(f"role {role} has no command: a node on this machine needs one in its template")

@@ -23,7 +23,11 @@ MAX_SUSPECTS = 50
 
 
 def fill(ctx: Context, given: Mapping[tuple[str, Rank], NodeResources] | None = None) -> None:
-    """Launch a node for every rank that lacks one. Ranks in `given` get those resources, others those of their role."""
+    """Launch a node for every wanted rank that has none, except ranks that have succeeded or were given up.
+
+    `given` has the resources of some ranks, by role and rank; the others get those of their role. Nothing is launched
+    if the job is suspended or over.
+    """
     state = ctx.state
     if state.suspended or state.phase.over:
         return
@@ -51,7 +55,11 @@ def launch(
     delay: float = 0.0,
     replaces: NodeKey | None = None,
 ) -> Node:
-    """Launch a node, after `delay` seconds. The node that it `replaces` keeps its rank until the new node is ready."""
+    """Create a node, and launch it after `delay` seconds. Returns the node.
+
+    If `resources` is None, the node gets those of its role. `replaces` is for a migration: it is the old node, which
+    keeps its rank until the new node is ready.
+    """
     node = Node(
         key=new_key(ctx, role),
         rank=rank,

@@ -164,7 +164,10 @@ def on_pending_timeout(ctx: Context, node: Node) -> None:
 
 
 def on_suspend(ctx: Context, wanted: Suspend, request: int) -> None:
-    """Delete all nodes (`wanted.on`), or launch nodes again. Ids, budgets and the ledger are kept."""
+    """Suspend the job and delete its nodes if `wanted.on` is True; else resume it and launch nodes again.
+
+    Node ids, budgets and the ledger do not change. The request is refused if the job is over or runs on bare machines.
+    """
     state = ctx.state
     error = f"the job is over ({state.phase})" if state.phase.over else ""
     if not state.spec.managed:

@@ -8,7 +8,7 @@ from resile.core.state import Node
 
 
 def complete(ctx: Context, node: Node) -> None:
-    """Let a node that a migration launched take over from the old node, which is removed. Ignore other nodes."""
+    """Complete a migration if one launched `node`: `node` takes over, and the node that it replaces is removed."""
     if node.replaces is None or not node.alive:
         return
     old = ctx.state.nodes[node.replaces]
@@ -22,7 +22,10 @@ def complete(ctx: Context, node: Node) -> None:
 
 
 def cancel(ctx: Context, old: Node) -> None:
-    """Remove the node that was to take over from `old`, if there is one: `old` has taken its last step."""
+    """Cancel the migration of `old`, which has taken its last step: remove the node that was to replace it.
+
+    Plans that wait for that node fail. Does nothing if no node was to replace `old`.
+    """
     new = scale_operations.replacement_of(ctx, old.key)
     if new is not None:
         because = f"{old.key} took its last step before {new} was ready"

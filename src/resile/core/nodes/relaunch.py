@@ -52,10 +52,11 @@ def decide(
     lived: float = QUICK_SECONDS,
     limit: Bytes | None = None,
 ) -> Relaunch | GiveUp:
-    """Decide whether a lost node is replaced. `used` earlier losses of its rank, of the same cause, still count.
+    """Decide whether a lost node is replaced, when, and with how much memory.
 
-    `crash_budget` is the role's `restartCount`, `lived` the seconds from the node's launch to its end, and `limit` the
-    memory that the job's resourceLimits leave its rank, None without such a limit.
+    `used` is how many earlier losses of the node's rank, with the same cause, still count. `crash_budget` is the
+    `restartCount` of the role. `memory` is what the lost node had. `lived` is the seconds from its launch to its end.
+    `limit` is the memory that the job's resourceLimits leave for its rank, or None if there is no such limit.
     """
     exhausted = restart_budget.why_exhausted(cause, used, crash_budget)
     if exhausted:
@@ -98,9 +99,11 @@ def replace(ctx: Context, node: Node) -> None:
 
 
 def on_end_explained(ctx: Context, node: Node, end: NodeEnd) -> None:
-    """Charge a lost node to the budget of its real cause, and decide anew, once the platform says why it ended.
+    """Handle the platform's report of why a node ended, after the node already counted as lost.
 
-    This is the common way to learn of a crash: a closed connection is noticed before a container's end is reported.
+    The loss is charged to the budget of the real cause instead of that of the infrastructure. Then it is decided anew
+    whether the node is replaced. Most crashes become known in this way: a closed connection is noticed before the end
+    of a container is reported.
     """
     state, place = ctx.state, (node.key.role, node.rank)
     cause = restart_budget.cause_of(NodeStatus.FAILED, end)
@@ -136,7 +139,7 @@ def fail_without_nodes(ctx: Context, last: Node) -> None:
 
 
 def _verdict(ctx: Context, node: Node, cause: Cause) -> Relaunch | GiveUp:
-    """Decide whether a lost node is replaced. Its loss must be in `spent` already."""
+    """Decide whether a lost node is replaced. The loss must be in `ctx.state.spent` before the call."""
     if node.end.reason == UNSTARTABLE and node.end.exit_code == NOT_FOUND:
         return GiveUp("it cannot be started")
     declared = ctx.state.spec.roles[node.key.role]
