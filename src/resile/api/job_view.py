@@ -43,7 +43,10 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutageView(msgspec.Struct, frozen=True, kw_only=True):
-    """One interruption: training stood still from `noticed_at` to `next_step_at`, which is None if it still does."""
+    """One interruption: the time from `noticed_at` to `next_step_at`, in which training stood still.
+
+    `next_step_at` is None if no step has followed yet.
+    """
 
     because: str
     node: str

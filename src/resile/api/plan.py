@@ -8,7 +8,7 @@ from resile.api.ids import Bytes, NodeKey, Rank
 
 
 class NodeResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Resources of a node that differ from the template of its role; None keeps those of the template."""
+    """Resources of a node that differ from the template of its role. An amount that is None is as in the template."""
 
     memory: Bytes | None = None
     cpu: float | None = None

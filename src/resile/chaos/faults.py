@@ -10,7 +10,10 @@ import msgspec
 
 
 class KillProcess(msgspec.Struct, frozen=True):
-    """SIGKILL one training process: global rank `rank`, else the first one of `node`, else one of the newest node."""
+    """SIGKILL one training process: the one with the global rank `rank`.
+
+    If `rank` is None, it is the first process of `node`. If both are None, it is a process of the newest node.
+    """
 
     node: str | None = None
     rank: int | None = None
@@ -50,4 +53,4 @@ class Injected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NothingToInjectError(Exception):
-    """Raised if the job has no such process, node or master; the text says so in one sentence."""
+    """Raised if the process, node or master to be hit does not exist or has ended. The message is one sentence."""

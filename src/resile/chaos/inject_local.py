@@ -160,7 +160,10 @@ def _processes(directory: JobDirectory, record: files.NodeRecord) -> list[tuple[
 
 
 def _send(targets: Iterable[tuple[int, int]], number: signal.Signals) -> list[int]:
-    """Signal processes, given as (pid, start time), in order. Returns the pids that existed before the first signal."""
+    """Send a signal to processes, given as (pid, start time), in order.
+
+    Processes that have ended are skipped. Returns the pids of the others.
+    """
     held = [(pid, pidfd) for pid, start in targets if (pidfd := processes.open_pidfd(pid, start)) is not None]
     for _, pidfd in held:
         with contextlib.suppress(ProcessLookupError, PermissionError):

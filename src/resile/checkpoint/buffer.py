@@ -40,11 +40,14 @@ MAX_LAYOUT = 1 << 30
 
 
 class IncompleteBuffer(Exception):
-    """A buffer, or a step in storage, has no usable checkpoint; the text says why."""
+    """Raised if a buffer, or a step in storage, has no usable checkpoint. The message says why."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """The commit record of a checkpoint in a buffer. `sequence` numbers a rank's saves; `…_at` are offsets in bytes."""
+    """The commit record of a checkpoint in a buffer.
+
+    `sequence` is the number of the save. `sums_at` and `data_at` are offsets in the buffer, in bytes.
+    """
 
     sequence: int
     step: int
@@ -56,7 +59,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def places(layout: bytes, length: int) -> tuple[int, int, int]:
-    """The offsets of checksums and data in a buffer, and the buffer's size, for a layout and `length` bytes of data."""
+    """Compute where checksums and data lie in a buffer with this layout and `length` bytes of data.
+
+    Returns the offset of the checksums, the offset of the data, and the size of the buffer.
+    """
     return places_of(len(layout), length)
 
 
@@ -92,7 +98,7 @@ class Buffer:
 
     @property
     def untouched(self) -> int:
-        """Bytes never written to: the kernel has not allocated memory for them."""
+        """The number of bytes that were never written to. The kernel has not allocated memory for them."""
         state = os.fstat(self.descriptor)
         return max(0, state.st_size - 512 * state.st_blocks)
 
@@ -149,7 +155,7 @@ class Buffer:
         return record
 
     def seal(self, record: Record, sums: Sequence[int]) -> None:
-        """Add the checksums of the data, unless the buffer by now has another checkpoint than that of `record`."""
+        """Write the checksums of the data. Does nothing if the buffer no longer holds the checkpoint of `record`."""
         memory, table = self.map(), array("q", sums).tobytes()
         if self.record() != record:
             return
@@ -205,7 +211,7 @@ class Buffer:
 
     @property
     def wanted(self) -> bool:
-        """True while the checkpoint is being written to storage or waits for it."""
+        """True from `want` to `release`: the checkpoint is being written to storage, or is to be written."""
         return self.size >= PAGE and _MARK.unpack_from(self.map(), _MARK_AT)[0] != 0
 
     def want(self, sequence: int) -> None:
@@ -213,7 +219,10 @@ class Buffer:
         _MARK.pack_into(self.map(), _MARK_AT, sequence)
 
     def release(self, sequence: int = 0) -> None:
-        """Withdraw `want`; if `sequence` is not 0, only if `want` was called for that checkpoint."""
+        """Allow the rank to overwrite the checkpoint for which `want` was called.
+
+        If `sequence` is not 0, does nothing unless `want` was called for the checkpoint `sequence`.
+        """
         if self.wanted and sequence in (0, _MARK.unpack_from(self.map(), _MARK_AT)[0]):
             _MARK.pack_into(self.map(), _MARK_AT, 0)
 

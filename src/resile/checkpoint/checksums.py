@@ -17,7 +17,10 @@ _LANES = CHUNK // (_LANE // 8) + 1
 
 
 def sums_of(memory: Any, data_at: int, layout: Layout) -> list[int]:
-    """Checksums of a buffer's data: of the chunks that this rank stores, then of the others (as `PackedState.sums`)."""
+    """Compute the checksums of a buffer's data, one for each chunk, in the order of `PackedState.sums`.
+
+    First come the checksums of the bytes that this rank writes to storage, then those of the other bytes.
+    """
     view = memoryview(memory)[data_at : data_at + layout.length]
     spans = ((0, layout.stored), (layout.stored, layout.length))
     return [word_sum(view[at : min(at + CHUNK, end)]) for start, end in spans for at in range(start, end, CHUNK)]
@@ -25,7 +28,10 @@ def sums_of(memory: Any, data_at: int, layout: Layout) -> list[int]:
 
 @functools.cache
 def _lower_words() -> int:
-    """A mask that keeps the lower word of every lane. A lane has two words, enough for the sum of a chunk's words."""
+    """A mask that keeps the lower 64 bits of every lane.
+
+    A lane has 128 bits, so that the sum of all words of a chunk fits into it.
+    """
     return int.from_bytes((b"\xff" * (_WORD // 8) + bytes((_LANE - _WORD) // 8)) * _LANES, "little")
 
 

@@ -21,7 +21,7 @@ Written = bytes
 
 
 def data_file(rank: int, attempt: str = "") -> str:
-    """DCP's name of the file with a rank's data. In object stores the name contains the attempt."""
+    """The name of the file with a rank's data in DCP. For object stores, pass `attempt`: the name then contains it."""
     return f"__{rank}_0.{attempt}.distcp" if attempt else f"__{rank}_0.distcp"
 
 
@@ -102,7 +102,10 @@ def _size(numbers: tuple[int, ...]) -> Written:
 
 
 def _plain(value: Any) -> Written:
-    """Instructions for a value of builtin types. Two values may use the same memo numbers: each reads only its own."""
+    """Make the pickle instructions for a value of builtin types.
+
+    Instructions of several values can be joined. They use the same memo numbers, but each value reads only its own.
+    """
     return pickle.dumps(value, protocol=2)[2:-1]
 
 

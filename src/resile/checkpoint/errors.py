@@ -22,33 +22,36 @@ LASTING = frozenset(
 
 
 class StorageError(Exception):
-    """A checkpoint was not stored; the text is one sentence."""
+    """Raised if a checkpoint was not stored. The message is one sentence."""
 
 
 class NotWritable(StorageError):
-    """No checkpoint can be stored, and waiting does not cure that. The text is one sentence and names no step."""
+    """Raised if no checkpoint can be stored, and waiting does not cure that. The message does not name a step."""
 
 
 class NotReadable(Exception):
-    """Storage does not answer properly (missing mount, I/O error, refused credentials); the text is one sentence.
+    """Raised if storage cannot be read (missing mount, I/O error, refused credentials). The message is one sentence.
 
-    A checkpoint in storage may be sound, so it stays as it is. A damaged one (`IncompleteBuffer`) is set aside.
+    The checkpoint itself may be sound, so it is left in place. For a damaged one, `IncompleteBuffer` is raised instead.
     """
 
 
 class NeverReadable(NotReadable):
-    """Storage cannot be read, and waiting does not cure that."""
+    """Raised if storage cannot be read, and waiting does not cure that."""
 
 
 def is_lasting(error: Exception) -> bool:
-    """True if waiting does not cure the error. Checks classes too, as libraries of object stores set no errno."""
+    """True if waiting does not cure the error.
+
+    Checks the class of the error as well as its errno, because libraries of object stores set no errno.
+    """
     return isinstance(error, OSError) and (
         error.errno in LASTING or isinstance(error, NotADirectoryError | FileExistsError)
     )
 
 
 def is_hopeless(error: Exception) -> bool:
-    """True if no training should begin with a storage that raised `error`: a lasting one, or missing permissions."""
+    """True if training should not begin because storage raised `error`: it is lasting, or permissions are missing."""
     return is_lasting(error) or isinstance(error, PermissionError)
 
 

@@ -100,16 +100,19 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sums(self) -> int:
-        """Number of checksums. No checksum covers both data that goes to storage and data that does not."""
+        """The number of checksums: of the bytes that this rank writes to storage, and of the other bytes."""
         return chunks(self.stored) + chunks(self.length - self.stored)
 
     @property
     def is_anothers(self) -> bool:
-        """True if another rank normally stores this step: only rank 0 stores a state that all ranks have alike."""
+        """True if rank 0 normally stores this step, and not this rank, because all ranks have the same state."""
         return self.replicated and self.rank > 0
 
     def alone(self) -> Layout:
-        """A copy of this layout as the only part of its step. Its attempt names the rank, so files of ranks differ."""
+        """Make a copy of this layout that describes the only part of its step, as if the world had one rank.
+
+        The attempt of the copy contains the number of this rank, so that several ranks do not write to the same files.
+        """
         attempt = f"{self.attempt}-{self.rank}"
         return msgspec.structs.replace(self, rank=0, world=1, stored=self.length, attempt=attempt)
 
@@ -161,7 +164,10 @@ CHUNK = 31 * 8192
 
 
 def attempt_name(made: int, round_: str, world: int, floor: int) -> str:
-    """Name of the attempt of `world` ranks in `round_`, made at time `made`. Its saves have sequences above `floor`."""
+    """Make the name of the attempt of `world` ranks in the round `round_`.
+
+    `made` is when the attempt began, in nanoseconds since 1970. `floor` is the highest sequence number before it.
+    """
     return f"{made:x}.{round_}.{world}.{floor}"
 
 

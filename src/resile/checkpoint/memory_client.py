@@ -40,7 +40,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
 
 
 class Open(_Request, frozen=True, kw_only=True):
-    """Asks, in the name of `worker`, for the buffers of the process with this local rank."""
+    """Asks for the buffers of the process with this local rank. `worker` names the process that asks."""
 
     worker: str
     local_rank: int
@@ -91,7 +91,7 @@ class ReplicaSent(_Request, frozen=True, kw_only=True):
 
 
 class OpenReplicas(_Request, frozen=True, kw_only=True):
-    """Asks the agent for the replicas that it keeps for another node."""
+    """Asks the agent of this node for the replicas of another node that it has in its memory."""
 
 
 class ReplicasOpened(_Request, frozen=True, kw_only=True):
@@ -106,12 +106,15 @@ W = TypeVar("W", bound=_Request)
 
 
 def copied_within(length: int, ranks: int) -> float:
-    """Seconds within which an agent copies `length` bytes of each of `ranks` ranks, one after another, or gives up."""
+    """The most seconds that an agent needs to copy the saves of its ranks to its partner. A slower copy is abandoned.
+
+    There are `ranks` ranks with `length` bytes each, which are copied one after another.
+    """
     return ranks * (2 * COPY_GRACE + length / COPY_SLOWEST)
 
 
 class NoCheckpointServer(Exception):
-    """The agent provides no buffers; the text is one sentence."""
+    """Raised if the agent provides no buffers. The message is one sentence."""
 
 
 class MemoryClient:
@@ -122,8 +125,8 @@ class MemoryClient:
     ) -> None:
         """Connect to the checkpoint socket beside `agent_socket` and ask for the buffers of `local_rank`.
 
-        `reads` is True if the buffers are another process's and only read; the agent has `patience` seconds for each
-        answer. Raises NoCheckpointServer if the agent does not answer, or has no buffers.
+        Set `reads` if the buffers belong to another process, and this one only reads them. `patience` is how many
+        seconds to wait for each answer. Raises NoCheckpointServer if the agent does not answer, or has no buffers.
         """
         self._patience = patience
         self._asking = threading.Lock()
@@ -191,7 +194,7 @@ class MemoryClient:
         return self._outcome(self._copied, sequence, timeout)
 
     def copies(self) -> list[Buffer]:
-        """The replicas that this node keeps for another; none if the agent does not answer. The caller closes them."""
+        """The replicas that this node keeps for another; empty if the agent does not answer. The caller closes them."""
         try:
             return [_own(descriptor) for descriptor in self._ask(OpenReplicas(), ReplicasOpened)[1]]
         except OSError:
@@ -237,7 +240,10 @@ class MemoryClient:
             return False
 
     def _say(self, word: ToAgent) -> None:
-        """Send a message. Reads received messages first: the agent does not wait for a process that reads nothing."""
+        """Send a message to the agent, after reading all messages that have arrived.
+
+        They are read first because the agent drops its answers to a process that does not read.
+        """
         packet = msgspec.msgpack.encode(word)
         with self._turn:
             self._take()
@@ -273,7 +279,7 @@ class MemoryClient:
                     self._turn.notify_all()  # the others look at what came, and one of them reads on
 
     def _take(self) -> None:
-        """Read all packets that have arrived, unless another thread is reading."""
+        """Read and handle all packets that have arrived. Does nothing while another thread waits at the socket."""
         while not self._listening:
             try:
                 packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET, MAX_COPIES)

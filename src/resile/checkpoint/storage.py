@@ -55,7 +55,10 @@ class StepStorage(abc.ABC):
     """What a directory (`Storage`) and an object store (`ObjectStorage`) share. `Storage` documents their methods."""
 
     def __init__(self, *, keep_last: int, keep_every: int) -> None:
-        """Keep the last `keep_last` steps (0 keeps all), and for ever those divisible by `keep_every` (0 for none)."""
+        """Set which steps `sweep` keeps: the newest `keep_last` steps, and all steps divisible by `keep_every`.
+
+        If `keep_last` is 0, every step is kept. If only `keep_every` is 0, no older step is kept.
+        """
         self._keep_last = keep_last
         self._keep_every = keep_every
 
@@ -68,7 +71,11 @@ class StepStorage(abc.ABC):
         return sorted(step for step in self._step_directories() if self.has(step))
 
     def store(self, buffer: Buffer, record: Record) -> bool:
-        """Write a buffer's part. True if that completed the step. StorageError if overwritten meanwhile or refused."""
+        """Write the part of a step that is in a buffer. Returns True if that completed the step.
+
+        Writes nothing and returns False if storage has the step already, or if the step is replicated and the part does
+        not have all of it. Raises StorageError if storage refused the part, or the buffer was overwritten meanwhile.
+        """
         try:
             layout = buffer.layout(record)
             if self._is_taken(record.step) or (layout.replicated and not layout.whole):
@@ -115,7 +122,10 @@ class Storage(StepStorage):
         return path
 
     def check_writable(self) -> None:
-        """Create and remove a file. Raises NotWritable if it fails for good; `store` meets all other errors."""
+        """Create and remove a file as a test. Raises NotWritable if that fails for a reason that does not pass.
+
+        Other errors are ignored here, because they may have passed when `store` is called.
+        """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             probe = self.directory / probe_name()
@@ -143,12 +153,18 @@ class Storage(StepStorage):
             raise not_stored(error, record.step, str(self.directory)) from error
 
     def finish(self, draft: Path, step: int, layout: Layout, sums: Iterable[int]) -> bool:
-        """Add this rank's part file; its data is in `draft`. Commit the step and return True if no part is missing."""
+        """Write this rank's part file into `draft`, where its data is already. Commit the step if no part is missing.
+
+        Returns True if this call committed the step.
+        """
         write_atomically(draft / part_file(layout.rank), Part.of(layout, step, sums).encode())
         return self._commit(draft, step, layout.world)
 
     def progress(self, step: int) -> int:
-        """A number that changes while a step is being written, as far as storage shows that."""
+        """A number that changes while a step is being written. If two calls return the same, no rank seems to write it.
+
+        In a directory the number counts files and bytes; in an object store, it counts only files.
+        """
         size = 0
         with contextlib.suppress(OSError, NotReadable):  # a draft that has just been committed
             for name in self._names():
@@ -187,14 +203,20 @@ class Storage(StepStorage):
 
     @contextlib.contextmanager
     def data(self, step: int, part: Part) -> Iterator[IO[bytes]]:
-        """Open a part's data. Raises IncompleteBuffer if missing, NotReadable if unreadable, also while it is read."""
+        """Open the file with a part's data, for use in a `with` block.
+
+        Raises IncompleteBuffer if the file is missing, and NotReadable if opening it or reading it in the block fails.
+        """
         name = data_file(part.rank)
         with self._reading(step, name), (self.path(step) / name).open("rb") as file:
             yield file
 
     @contextlib.contextmanager
     def _reading(self, step: int, name: str) -> Iterator[None]:
-        """While `name` is read: raise IncompleteBuffer if it does not exist, NotReadable if it cannot be read."""
+        """Translate an OSError of a `with` block that reads a step. `name` says in messages what is read.
+
+        The error becomes IncompleteBuffer if a file of the step is missing, and NotReadable in all other cases.
+        """
         try:
             yield
         except OSError as error:
@@ -214,7 +236,10 @@ class Storage(StepStorage):
         return sorted(parts, key=lambda part: part.rank)
 
     def set_aside(self, step: int) -> str:
-        """Rename a damaged step so that it can only be inspected. Returns the new name; empty if storage refused."""
+        """Rename a damaged step, so that users can inspect it but no restore finds it.
+
+        Returns the new name; empty if storage refused.
+        """
         for number in range(100):
             name = f"damaged-step-{step}{f'.{number}' if number else ''}"
             with contextlib.suppress(OSError):

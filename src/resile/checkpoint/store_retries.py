@@ -31,7 +31,10 @@ LOOK = 0.25
 def store_committed(
     buffer: Buffer, sequence: int, pauses: Iterable[float] = (), pause: Callable[[float], object] = time.sleep
 ) -> str:
-    """Write one buffer to storage. Returns an empty string, or a sentence that says why it was not stored."""
+    """Write the checkpoint `sequence` of one buffer to storage, with `pauses` and `pause` as in `store_all`.
+
+    Returns an empty string, or a sentence that says why the checkpoint was not stored.
+    """
     return store_all([(buffer, sequence)], pauses, pause)[0]
 
 
@@ -42,13 +45,15 @@ def store_all(
     *,
     last: bool = False,
 ) -> list[str]:
-    """Write buffers to the storage that their layouts name. Returns for each an empty string, or why it was not stored.
+    """Write buffers to the storage that their layouts name, and try again those that storage refused.
+
+    Returns one text for each buffer: empty, or a sentence that says why the buffer was not stored.
 
     Args:
-        held: buffers with the sequences of the checkpoints in them. All are released when this returns.
+        held: buffers, each with the sequence number of its checkpoint. All are released before this function returns.
         pauses: seconds before each further try. Buffers whose error waiting does not cure are not tried again.
         pause: called with the seconds to wait.
-        last: True if the rank responsible for a step may be gone. If no rank is seen to store it, this one does.
+        last: True if the rank responsible for a step may be gone. Then this rank stores the step if no other seems to.
     """
     answers = [""] * len(held)
     left, to_do = iter(pauses), list(range(len(held)))
@@ -72,9 +77,10 @@ def store_all(
 
 
 def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | None) -> str:
-    """Try once to store a buffer. Returns "", or why further tries are useless. Raises StorageError if storage refused.
+    """Try once to store the checkpoint `sequence` of a buffer. Returns "", or why further tries are useless.
 
-    With `pause`, waits a while for the rank responsible for the step, and stores the step if that rank does not.
+    A step that another rank stores is not written, which returns "" too. With `pause`, this function waits a while for
+    that rank and writes the step if the rank does not. Raises StorageError if storage refused the checkpoint.
     """
     record = buffer.record()
     if record is None or record.sequence != sequence:
@@ -92,9 +98,9 @@ def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | Non
 
 
 def _is_left_to_us(step: int, keep: Storage | ObjectStorage, rank: int, pause: Callable[[float], object]) -> bool:
-    """True if a step is not in storage and no rank is seen to write it, after a moment for others to begin.
+    """Wait for other ranks to store a step. True if storage does not have the step then, and no rank seems to write it.
 
-    Ranks that have the same step wait for different times, so that two of them seldom write it.
+    How long to wait depends on `rank`, so that two ranks seldom write the same step.
     """
     seen: int | None = None
     try:

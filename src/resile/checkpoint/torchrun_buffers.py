@@ -36,7 +36,10 @@ class ProcessBuffers:
         return ""
 
     def store(self, buffer: int, sequence: int) -> bool:
-        """Begin to write a buffer to storage; `wait` returns the outcome. The process ends only after that."""
+        """Begin to write a buffer to storage in a thread; `wait` returns the outcome. Always returns True.
+
+        When the process exits normally, it waits until the buffer is written.
+        """
         self._stored = {number: answer for number, answer in self._stored.items() if not answer.done()}
         self._stored[sequence] = self._writer.submit(self._store, self.buffers[buffer], sequence)
         return True

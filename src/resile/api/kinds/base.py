@@ -36,7 +36,7 @@ class Role(RoleTraits, frozen=True, kw_only=True):
     """The name in the `JobSpec`, in the names of nodes and in labels."""
 
     def declared(self, **fields: Any) -> RoleSpec:
-        """The `RoleSpec` of one job, with the traits of this role; `fields` are the fields that are no traits."""
+        """Make the `RoleSpec` of a job from the traits of this role and from `fields`, which are the other fields."""
         traits = {name: getattr(self, name) for name in RoleTraits.__struct_fields__}
         return RoleSpec(**traits, **fields)
 
@@ -105,7 +105,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A rule in CEL for the field at `path`, which `expression` calls `self`."""
+    """A validation rule of a CRD for the field at `path`. `expression` is written in CEL, where `self` is the field."""
 
     path: tuple[str, ...]
     expression: str
@@ -189,7 +189,7 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def masters_part(self, item: Manifest) -> JobSpec:
-        """A job with only what its master's pod needs, from a manifest that may have errors in everything else."""
+        """Make a `JobSpec` with only what the master's pod needs. The rest of the manifest may have errors."""
 
     def check(self, resource: Any, errors: ManifestErrors) -> None:
         try:
@@ -220,7 +220,7 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def master_labels(self, job: str, index: int = 0) -> dict[str, str]:
-        """The labels of a master's pod; `index` counts the masters that the job has had."""
+        """The labels of a master's pod; `index` is the number of the master, 0 for the first one of the job."""
 
     @abc.abstractmethod
     def master_index_of(self, labels: Mapping[str, str]) -> int:
@@ -249,22 +249,25 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def job_of(self, labels: Mapping[str, str]) -> str:
-        """The job of a pod with these labels; empty if it belongs to no job."""
+        """The job of a pod with these labels; empty if the pod belongs to no job."""
 
     @abc.abstractmethod
     def rank_of(self, labels: Mapping[str, str]) -> int:
-        """The rank of a pod with these labels; 0 if it has none."""
+        """The rank of a pod with these labels; 0 if the labels name no rank."""
 
     @abc.abstractmethod
     def relaunch_count_of(self, labels: Mapping[str, str]) -> int:
-        """How many nodes had the rank before the node whose pod has these labels."""
+        """How many earlier nodes had the same rank as the node whose pod has these labels."""
 
     def service_name(self, job: str, role: str, rank: Rank) -> str:
         """The name of the Service of a rank, which stays the same when its node is replaced."""
         return self.node_name(job, role, rank)
 
     def service_addresses(self, spec: JobSpec, sizes: Mapping[str, int]) -> dict[str, list[str]]:
-        """`host:port` of the Service of every rank by role; `sizes` overrides the numbers of ranks in `spec`."""
+        """The address (`host:port`) of the Service of every rank, by role.
+
+        `sizes` overrides the numbers of ranks in `spec`. Roles that are not `is_found_by_address` are left out.
+        """
         return {
             role: [
                 f"{self.service_name(spec.name, role, Rank(rank))}.{spec.namespace}.svc:{declared.port}"
@@ -307,11 +310,17 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def write_status(self, report: JobReport, job: str, before: Manifest, now: float) -> Manifest:
-        """The complete status that a master writes. `before` is the present status, whose conditions are kept."""
+        """Make the complete status of a job from its master's report.
+
+        `before` is the present status. Its conditions stay in the new one, updated to the report's phase at time `now`.
+        """
 
     @abc.abstractmethod
     def phase_patch(self, item: Manifest, phase: JobPhase | None, reason: str, message: str, now: float) -> Manifest:
-        """The merge patch that sets phase (None keeps it), reason and message in the status, at time `now`."""
+        """Make the merge patch that sets phase, reason and message in the status of the job `item`.
+
+        If `phase` is None, the phase stays as it is. `now` is the time for the timestamps of the status.
+        """
 
 
 class PlanPhase(enum.StrEnum):
@@ -334,7 +343,7 @@ class PlanKind(ResourceKind):
 
     @abc.abstractmethod
     def job_of(self, item: Manifest) -> str:
-        """The name of the job in a plan, which may have errors; empty if it names no job."""
+        """The name of the job that a plan changes; empty if the plan names no job. The plan may have errors."""
 
     @abc.abstractmethod
     def to_plan(self, resource: Any, uid: str) -> Plan:

@@ -11,7 +11,10 @@ from resile.api.manifests.validation import rule
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """An object's metadata. What Kubernetes fills in is kept, so that an object read from a cluster can be applied."""
+    """The metadata of an object.
+
+    It includes the fields that Kubernetes fills in, so that an object that was read from a cluster can be applied.
+    """
 
     name: str
     namespace: Annotated[str, rule(check_dns_label)] = "default"

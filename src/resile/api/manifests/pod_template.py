@@ -52,7 +52,10 @@ PARTIAL_TEMPLATE_SCHEMA = _template_schema(required=False)
 
 
 def main_container(template: Template) -> Container:
-    """The container that trains, as the object in `template`; an empty mapping if `template` has no container."""
+    """The container that trains: the one with the name `MAIN`, else the first one; an empty mapping if there is none.
+
+    The container is not copied: a change to it changes `template`.
+    """
     containers: list[Container] = (template.get("spec") or {}).get("containers") or []
     for container in containers:
         if container.get("name") == MAIN:
@@ -201,7 +204,10 @@ def _check(
     path: str,
     errors: ManifestErrors,
 ) -> bool:
-    """True if `owner` has no such field or one of type `kind`; otherwise adds the error that `problem` words."""
+    """Check the type of a field of `owner`. Returns True if the field is absent or has the type `kind`.
+
+    Otherwise returns False and adds an error, whose text is `problem` called with the value.
+    """
     value = owner.get(field)
     if value is None or isinstance(value, kind):
         return True

@@ -29,20 +29,23 @@ _RULE = "check"
 
 
 def rule(check: Check, **schema: Any) -> msgspec.Meta:
-    """A check of a field in addition to its type, for `Annotated`; `schema` are the keywords for the CRD.
+    """Make the argument of `Annotated` that adds `check` to the check of a field's type.
 
-    The schema must not refuse a value that the check accepts.
+    `schema` are keywords of the field's JSON schema in the CRD. They must not refuse a value that `check` accepts.
     """
     return msgspec.Meta(extra={_RULE: check}, extra_json_schema=schema or None)
 
 
 def matching(regex: re.Pattern[str]) -> str:
-    """The value of the schema's keyword `pattern` for a text that must match `regex` from start to end."""
+    """Translate `regex` to a value for the JSON schema keyword `pattern`. The pattern must match the whole text."""
     return f"^({re.sub(r'[?]P<[a-z]+>', '?:', regex.pattern)})$"
 
 
 def read(kind: type[T], document: Any, errors: ManifestErrors, path: str = "") -> T | None:
-    """Convert a copy of plain data to a `kind`; `null` counts as absent. None if it has errors, which `errors` gets."""
+    """Check plain data and convert a copy of it to the type `kind`. A field that is `null` counts as absent.
+
+    Returns None if the data has errors. They are added to `errors`; `path` is where the data lies in its document.
+    """
     before = errors.count
     cleaned = _walk(_shape(cast(Hashable, kind)), document, path, errors)
     return msgspec.convert(cleaned, kind) if errors.count == before else None
@@ -123,7 +126,7 @@ def _walk_mapping(inner: inspect.Type, value: Any, path: str, errors: ManifestEr
 
 
 def _walk_anything(value: Any, path: str, errors: ManifestErrors) -> Any:
-    """Copy data whose fields only Kubernetes knows; add an error for each value that JSON does not have."""
+    """Copy data that may have any fields. Add an error for each value that JSON cannot express, such as infinity."""
     if isinstance(value, dict):
         return _walk_mapping(inspect.AnyType(), value, path, errors)
     if isinstance(value, list | tuple):

@@ -18,7 +18,7 @@ _NODE_NAME = re.compile(rf"(?P<job>.+)-edljob-(?P<role>{_ROLE_NAMES})-(?P<id>0|[
 
 
 def node_name(job: str, role: str, node_id: int) -> str:
-    """The name of a node's pod; with a rank for `node_id`, the name of the Service of the rank."""
+    """The name of a node's pod. The Service of a rank is named alike: to get its name, pass the rank as `node_id`."""
     return f"{job}-edljob-{role}-{node_id}"
 
 

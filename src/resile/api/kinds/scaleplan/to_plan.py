@@ -12,7 +12,10 @@ from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
 
 
 def plan_of(plan: ScalePlan, uid: str) -> Plan:
-    """The `Plan` of a ScalePlan whose pods have been checked to belong to its job."""
+    """Translate a ScalePlan to a `Plan` with this `uid`.
+
+    Expects a checked plan: entries of `removePods` and `migratePods` that name no node of the job are left out.
+    """
     spec = plan.spec
     return Plan(
         name=plan.metadata.name,
