@@ -40,7 +40,10 @@ class Progress(msgspec.Struct, kw_only=True):
 
 
 def on_step(progress: Progress, round_: Round, step: int, total: int, now: float) -> Outage | None:
-    """Count a step report. Returns the outage that this step ended, or None."""
+    """Take over a report that `step` steps are completed. Returns the outage that ended with this report, or None.
+
+    `total` is how many steps the training has; 0 if the report does not say.
+    """
     ended = None
     outage = progress.outages[-1] if progress.outages else None
     if outage is not None and outage.next_step_at is None:
@@ -60,7 +63,11 @@ def on_step(progress: Progress, round_: Round, step: int, total: int, now: float
 
 
 def on_steps_noted(progress: Progress, step: int, total: int, round_: Round, trained: float, at: float) -> None:
-    """Count a summary of step reports. It changes the state only in a replay, which has no step reports."""
+    """Take over a summary of step reports, which is an event in the journal.
+
+    The reports themselves are not in the journal, so a replay learns the progress from summaries. Otherwise the reports
+    were taken over before, and the summary changes nothing.
+    """
     outage = progress.outages[-1] if progress.outages else None
     if outage is not None and outage.next_step_at is None and outage.noticed_at <= at:
         outage.next_step_at = at

@@ -28,7 +28,10 @@ def on_take_shard(ctx: Context, node: NodeKey, asked: TakeShard) -> None:
 
 
 def on_shard_progress(ctx: Context, node: NodeKey, asked: ShardProgress) -> None:
-    """Count the records that a worker has done, and tell it whether its report counts, even if its node is lost."""
+    """Count records of a lease as done, as a worker reports, and tell the worker whether its report counts.
+
+    A report from a node that is lost is handled in the same way.
+    """
     dataset = ctx.state.ledger.datasets.get(asked.dataset)
     counted = dataset is not None and shard_ledger.advance(dataset, node, asked.worker, asked.lease, asked.upto)
     ctx.send(node, ShardNoted(worker=asked.worker, request=asked.request, counted=counted))

@@ -59,7 +59,11 @@ class Resting(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stuck(msgspec.Struct, frozen=True, tag=True):
-    """An elastic process of the agent does not leave this round, which is over. It may be the last with the state."""
+    """An elastic process of the agent does not leave this round, which is over.
+
+    This process may be the last one that has the training state. So the agent waits for it until the master says that
+    another node has the state.
+    """
 
     round: Round
 

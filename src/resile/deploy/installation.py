@@ -100,7 +100,10 @@ def priority_classes() -> list[Object]:
 
 
 def default_role() -> list[Object]:
-    """The Role and RoleBinding that DLRover's tutorials apply, but without rules. See `kustomize._DEFAULT_ROLE`."""
+    """A Role without rules and its RoleBinding, under the names that DLRover's tutorials use.
+
+    Applied over those of DLRover, they take back the rights that those gave. See `kustomize._DEFAULT_ROLE`.
+    """
     name, version = "default-role", f"{_RBAC}/v1"
     binding = {"apiVersion": version, "kind": "RoleBinding", "metadata": {"name": "default-rolebinding"}}
     account = {"kind": "ServiceAccount", "name": "default", "namespace": JOBS_NAMESPACE}

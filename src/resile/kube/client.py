@@ -129,7 +129,7 @@ class Client:
             raise
 
     async def replace(self, kind: Kind, item: Object) -> Object:
-        """Replace an object by `item`; a conflict if the resourceVersion of `item` is not the present one."""
+        """Replace an object by `item`. Raises `KubeError` (`CONFLICT`) if `item` has an old resourceVersion."""
         return _sound_object(await self._call(_Request("PUT", _path(kind, item), self._params, _typed(kind, item))))
 
     async def apply(self, kind: Kind, item: Object) -> Object:
@@ -138,19 +138,26 @@ class Client:
         return _sound_object(await self._call(_Request("PATCH", _path(kind, item), params, _typed(kind, item), _APPLY)))
 
     async def patch(self, kind: Kind, namespace: str, name: str, patch: Object, subresource: str = "") -> Object:
-        """Merge `patch` into an object or subresource; a conflict if `patch` names an old resourceVersion."""
+        """Merge `patch` into an object, or into its `subresource` if given, and return the object.
+
+        Raises `KubeError` (`CONFLICT`) if `patch` names an old resourceVersion.
+        """
         path = kind.path(namespace, name, subresource)
         return _sound_object(await self._call(_Request("PATCH", path, self._params, patch, _MERGE)))
 
     async def patch_status(self, kind: Kind, namespace: str, name: str, version: str, status: Object) -> Object:
-        """Merge `status` into an object's status; a conflict if `version` is not its present resourceVersion."""
+        """Merge `status` into an object's status, and return the object.
+
+        Raises `KubeError` (`CONFLICT`) if `version` is not the object's present resourceVersion.
+        """
         patch = {"metadata": {"resourceVersion": version}, "status": status}
         return await self.patch(kind, namespace, name, patch, "status")
 
     async def replace_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Object) -> Object:
-        """Replace an object's status, whatever its resourceVersion; a `KubeError` (`INVALID`) if its uid differs.
+        """Replace the status of the object with this uid, whatever its resourceVersion.
 
-        This is a JSON patch, since the API server ignores a wrong uid in a merge patch of a custom resource's status.
+        Raises `KubeError` (`INVALID`) if the object of this name has another uid. The request is a JSON patch. In a
+        merge patch of a custom resource's status, the API server would ignore a wrong uid.
         """
         operations = [
             {"op": "test", "path": "/metadata/uid", "value": uid},

@@ -60,11 +60,17 @@ class Changed(NamedTuple):
 async def list_and_watch(
     client: Client, watched: Watched, *, since: str = "", patience: Seconds | None = None, relist: Seconds | None = None
 ) -> AsyncGenerator[Listed | Changed, None]:
-    """Yield all objects as `Listed`, then each change, without end. After missed changes, yield `Listed` again.
+    """Yield all objects as `Listed`, then each change as `Changed`, without end.
 
-    Begins at the resourceVersion `since`, if given, without a first list. Without `patience`, failures are logged and
-    retried; with it, raises `KubeError` if the first list fails, the API server refuses for good, or is silent for so
-    long. When a watch ends and the last list is `relist` old, all objects are listed again.
+    After missed changes, yield `Listed` again. If the resourceVersion `since` is given, there is no first list: the
+    changes after `since` are yielded.
+
+    Without `patience`, failures are logged and the call is repeated. With it, a `KubeError` is raised if the first list
+    fails, if access is denied, if the API server does not know the kind, or if it has not answered for `patience`
+    seconds.
+
+    If `relist` is given, all objects are listed again when a watch ends and the last list is at least `relist` seconds
+    old.
     """
     loop = asyncio.get_running_loop()
     version, failures, answered, listed = since, 0, loop.time() if since else 0.0, loop.time()

@@ -91,7 +91,10 @@ def start_failure(pod: Object) -> StartFailure | None:
 
 
 def main_container_end(pod: Object, main: str = "") -> Object | None:
-    """The `terminated` state of the container `main` (if empty: MAIN, else the first); None if it has not ended."""
+    """The `terminated` state of one container of a pod; None if the container has not ended or does not exist.
+
+    `main` is the name of the container. If it is empty, the container is the one named "main", or else the first.
+    """
     containers = (pod.get("status") or {}).get("containerStatuses") or [{}]
     otherwise = {} if main else containers[0]
     found = next((container for container in containers if container.get("name") == (main or MAIN)), otherwise)
@@ -109,7 +112,11 @@ def init_container_end(pod: Object) -> Object | None:
 
 
 def is_ended_by_deletion(pod: Object, end: Object) -> bool:
-    """True if a container of a deleted pod ended because of the deletion; in the same second, the exit code decides."""
+    """True if a container of a deleted pod ended because of the deletion, and not by itself. `end` says how it ended.
+
+    An end after the request to delete the pod is put down to the deletion. If both are in the same second, the exit
+    code decides. A container that ran out of memory ended by itself.
+    """
     if end.get("reason") == "OOMKilled":
         return False
     metadata = pod["metadata"]

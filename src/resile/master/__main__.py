@@ -143,7 +143,10 @@ def _lock(directory: JobDirectory) -> int | None:
 
 
 def _allow_many_agents() -> None:
-    """Raise the limit of open files. Local nodes must not inherit it: select() breaks on high file descriptors."""
+    """Raise this process's limit of open files as far as allowed, so that many agents can connect.
+
+    Not to be called for the local platform: its nodes would inherit the limit, and select() breaks on high descriptors.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -6,7 +6,11 @@ import time
 
 
 class Clock:
-    """The wall time at the start, at least `not_before` (the last time in the journal), plus monotonic time since."""
+    """Gives the wall time at the start of this process plus the monotonic time that has passed from then on.
+
+    `not_before` is the last time in the journal. If the wall clock is behind it at the start, the clock begins at
+    `not_before`.
+    """
 
     def __init__(self, not_before: float = 0.0) -> None:
         self._offset = max(time.time(), not_before) - time.monotonic()

@@ -59,7 +59,10 @@ class EventQueue:
         replayed: int = 0,
         die: Callable[[], None] = _die,
     ) -> None:
-        """`told` numbers the journal's last job event; `replayed` events follow its snapshot; `die` ends the master."""
+        """Prepare. `told` is the number of the last job event in the journal; 0 if there is none.
+
+        `replayed` is how many events the journal has after its snapshot. `die` is called to end the master's process.
+        """
         self.engine = engine
         self._journal = journal
         self._clock = clock
@@ -110,7 +113,10 @@ class EventQueue:
         return self._failed_writes > 0
 
     def broke(self, what: str, error: BaseException | None) -> None:
-        """End the process because `what`, which the master needs, raised an unforeseen error; not after `close`."""
+        """End the process, because `what`, which the master needs, raised an unforeseen error.
+
+        After `close`, do nothing.
+        """
         if not self._closed:
             end_master(what, error, self._die)
 
@@ -238,7 +244,11 @@ class EventQueue:
             self._alarm = self._loop.call_later(max(0.0, at - self._clock()), self._turn)
 
     def _watch_own_pulse(self, expected: float) -> None:
-        """Restart the alarms for silent agents if this call comes long after `expected`: this process stood still."""
+        """Check whether this process stood still, and schedule the next check.
+
+        This check was due at the time `expected`. If it comes much later, the alarms for silent agents are restarted,
+        so that no agent counts as silent for the time in which the master itself stood still.
+        """
         timeouts = self.engine.state.spec.timeouts
         now = self._clock()
         late = now - expected

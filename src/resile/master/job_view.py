@@ -21,7 +21,10 @@ class StandbyView(NamedTuple):
 
 
 def shown_phase(state: JobState) -> JobPhase:
-    """The phase that users see: Restarting from a loss until the next step, Scaling until all changes are complete."""
+    """The phase that users see. It is that of the core, but instead of Running it may be Restarting or Scaling.
+
+    Restarting lasts from a loss to the next step. Scaling lasts until all changes of the job's nodes are complete.
+    """
     if state.phase is not core.Phase.RUNNING:
         return JobPhase(state.phase.value)
     if _recovers(state):

@@ -36,7 +36,10 @@ _decode_any_hello = msgspec.msgpack.Decoder(_AnyHello).decode
 
 
 class AgentConnections:
-    """The connections of agents and command lines. One belongs to a node only once the core has admitted its agent."""
+    """The connections of agents and command lines to the master.
+
+    A connection belongs to a node only after the core has admitted the agent that opened it.
+    """
 
     def __init__(
         self,

@@ -26,7 +26,11 @@ MAX_STARTS = 100
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run the master `command`, again whenever it dies, and return its last exit code. SIGTERM ends both processes."""
+    """Run the master `command`, and start it again whenever it dies, until it has a final exit code.
+
+    Returns the exit code of the last master, or `CANNOT_SERVE` if `MAX_STARTS` masters died in a row. SIGTERM ends both
+    processes.
+    """
     stopping = threading.Event()
     child: subprocess.Popen[bytes] | None = None
 

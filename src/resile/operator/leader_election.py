@@ -104,7 +104,11 @@ class LeaderElection:
     async def _write(
         self, lease: Object | None, holder: str | None = None, duration: Seconds = intervals.LEASE_DURATION
     ) -> bool:
-        """Replace `lease` (None: no Lease exists) by this operator's claim; False if the Lease has changed since."""
+        """Replace `lease` by a claim of this operator, or create the Lease if `lease` is None.
+
+        If `holder` is given, it is written as the holder instead of this operator; an empty one gives the Lease back.
+        Returns False if another request has changed or created the Lease in the meantime.
+        """
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         before = _spec(lease)
         taken = before.get("holderIdentity") != self._identity

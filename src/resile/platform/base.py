@@ -52,7 +52,10 @@ class Platform(Protocol):
         """Start a node, unless it exists. If it cannot be started, an observation says so."""
 
     def delete(self, node: NodeKey, grace: Seconds) -> None:
-        """End a node: SIGTERM, after `grace` SIGKILL. Observe it as `DELETED`; one that had ended may keep its end."""
+        """End a node: send SIGTERM, and SIGKILL after `grace` seconds. The node is then observed as `DELETED`.
+
+        A node that had already ended may keep the status with which it ended; then there is no new observation.
+        """
 
     async def close(self) -> None:
         """Stop watching. Nodes keep running."""

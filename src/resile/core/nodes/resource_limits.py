@@ -39,7 +39,10 @@ def for_role(state: JobState, role: str) -> NodeResources:
 
 
 def inherited(state: JobState, node: NodeKey, had: NodeResources) -> NodeResources:
-    """The resources of a node's replacement: those that a plan has set since the node's launch, else those in `had`."""
+    """The resources for the replacement of a node that had the resources `had`.
+
+    Values that a plan has set for the role since the node's launch take the place of those in `had`.
+    """
     known = state.resources.get(node.role)
     return known.resources.over(had) if known is not None and node.id < known.since else had
 
@@ -69,7 +72,11 @@ def now(ctx: Context) -> Sum:
 
 
 def refusal(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> str:
-    """Why nodes of these ranks exceed the job's resourceLimits; empty if they do not, or take no more than now."""
+    """Say which of the job's resourceLimits the nodes of these ranks would exceed together.
+
+    Returns an empty text if they exceed no limit, or take no more of the limited resource than the job takes now. Ranks
+    in `given` count with those resources, as in `total`.
+    """
     most = ctx.state.spec.resource_limits
     if most == Resources():
         return ""

@@ -25,7 +25,10 @@ SUSPENDED = "JobSuspended"
 
 
 def takes_part(ctx: Context, node: Node) -> bool:
-    """True if a node is in the running round or waits for room in it. A node that needs no round only has to run."""
+    """True if a node is in the running round or waits for room in it.
+
+    A node of a role that does not train, or of a job without rounds, takes part as long as it is `RUNNING`.
+    """
     state = ctx.state
     if not state.spec.trains(node.key.role) or state.rendezvous.config is None:
         return node.status is NodeStatus.RUNNING
@@ -43,7 +46,10 @@ def on_nodes_arrived(ctx: Context, keys: Iterable[NodeKey]) -> None:
 
 
 def on_node_gone(ctx: Context, key: NodeKey) -> None:
-    """Stop waiting for a node that has ended. If it was replaced, `on_node_replaced` was called before."""
+    """Let no change wait for the node `key` any more, because the node has ended.
+
+    If another node replaces it, call `on_node_replaced` before, so that changes wait for that other node.
+    """
     for change in ctx.state.changes:
         change.coming.discard(key)
         change.going.discard(key)
@@ -67,7 +73,10 @@ def on_node_migrated(ctx: Context, old: NodeKey) -> None:
 
 
 def fail_waiting_for(ctx: Context, key: NodeKey, reason: str, because: str) -> None:
-    """Report the plans that wait for node `key` as failed: it will not come soon. What else they began is completed."""
+    """Report every plan that waits for the node `key` as failed, with this reason and the message `because`.
+
+    No change waits for this node any more. What else a failed plan has begun is still completed.
+    """
     for change in [change for change in ctx.state.changes if key in change.coming]:
         change.coming = change.coming - {key}
         change.moves = {old: new for old, new in change.moves.items() if new != key}
@@ -75,7 +84,10 @@ def fail_waiting_for(ctx: Context, key: NodeKey, reason: str, because: str) -> N
 
 
 def supersede_older(ctx: Context, newest: ScaleOperation, leaving: set[NodeKey]) -> None:
-    """End older plans that `newest` makes impossible. No older change waits for the nodes in `leaving` any more."""
+    """Report older plans as superseded if `newest` has changed their number of nodes or removes a node they wait for.
+
+    `leaving` has the nodes that `newest` removes. No older change waits for these nodes any more.
+    """
     for change in [one for one in ctx.state.changes if one is not newest]:
         undone = any(ctx.state.targets.get(role) != number for role, number in change.numbers.items())
         if undone or leaving & change.coming:
@@ -86,7 +98,10 @@ def supersede_older(ctx: Context, newest: ScaleOperation, leaving: set[NodeKey])
 
 
 def close(ctx: Context, change: ScaleOperation, reason: str, message: str) -> None:
-    """Report the end of a plan; does nothing for plain scaling. What the plan has begun is still completed."""
+    """Report that the plan of `change` has ended. Plain scaling has no plan, so nothing is reported for it.
+
+    The change itself is not dropped: what the plan has begun is still completed.
+    """
     change.numbers = {}
     if not change.uid:
         return
@@ -116,7 +131,10 @@ def abandon(ctx: Context, reason: str, message: str) -> None:
 
 
 def close_complete(ctx: Context) -> None:
-    """End the changes that wait for no node any more; in a job with rounds, only while a round runs."""
+    """Drop the changes that wait for no node any more, and report their plans as succeeded.
+
+    In a job with rounds, do nothing unless a round runs.
+    """
     state = ctx.state
     if not state.changes or (state.rendezvous.config is not None and state.rendezvous.running is None):
         return

@@ -83,7 +83,11 @@ def _grant(ctx: Context, plan: Plan, request: int, about: str, *, why: str) -> N
 
 
 def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: str) -> set[NodeKey]:
-    """Set the roles' ranks to the target's. Return the nodes that leave, also those in `removed` whose rank stays."""
+    """Make the ranks in `target` the wanted ones of their roles, and remove nodes whose rank is not wanted any more.
+
+    Nodes in `removed`, and nodes that were to replace them, are removed even if their rank is still wanted. Returns all
+    nodes that are removed. `about` names the request in the job event.
+    """
     state = ctx.state
     for role, ranks in target.ranks.items():
         before = state.targets[role]
@@ -119,7 +123,10 @@ def _move(ctx: Context, change: ScaleOperation, move: Migration) -> None:
 
 
 def _await(ctx: Context, change: ScaleOperation, roles: set[str], there: set[NodeKey]) -> None:
-    """Make the change wait for nodes of these roles to come or go; those in `there` took part before it."""
+    """Make `change` wait until the nodes of these roles take part, and until those that leave have ended.
+
+    `there` has the nodes that took part before the change; of these, it waits only for those that leave.
+    """
     for node in ctx.state.nodes.values():
         if node.key.role not in roles or node.status.ended:
             continue
@@ -133,7 +140,7 @@ def _await(ctx: Context, change: ScaleOperation, roles: set[str], there: set[Nod
 
 
 def _target_of(ctx: Context, plan: Plan) -> _Target:
-    """The ranks that the job would have after the change; raises `Refused` if the change cannot be made."""
+    """The ranks that the job would have after `plan`; raises `Refused` if the plan cannot be executed."""
     state = ctx.state
     if state.phase.over:
         raise Refused(f"the job is over ({state.phase})")

@@ -45,7 +45,11 @@ def start_join_timer(ctx: Context, rdzv: Rendezvous) -> None:
 
 
 def form(ctx: Context, rdzv: Rendezvous, *, newcomer: bool = False) -> None:
-    """Close the round that forms if no other node can come; else, after a `newcomer`, set the alarm that closes it."""
+    """Close the round that forms if enough nodes wait and it can become no larger.
+
+    If more nodes may come, the round stays open. With `newcomer` (a node has just joined), set the alarm that will
+    close it. If the previous round turns out to have finished, the job succeeds instead.
+    """
     forming, config, index = rdzv.forming, rdzv.config, ctx.index
     if forming is None or config is None or succeed_if_finished(ctx, rdzv):
         return
@@ -74,7 +78,10 @@ def close_if_possible(ctx: Context, rdzv: Rendezvous) -> bool:
 
 
 def on_join_timeout(ctx: Context, rdzv: Rendezvous) -> None:
-    """Fail the job if too few nodes came in time. Wait on if members that took the last step have not ended yet."""
+    """End the wait for nodes to join: close the round if enough nodes have come, else fail the job.
+
+    If members of the previous round took the last step and have not ended yet, wait for them as long again instead.
+    """
     state, config = ctx.state, rdzv.config
     if rdzv.forming is None or state.suspended:
         return
@@ -102,7 +109,10 @@ def on_join_timeout(ctx: Context, rdzv: Rendezvous) -> None:
 
 
 def succeed_if_finished(ctx: Context, rdzv: Rendezvous) -> bool:
-    """Let the job succeed if members of the previous round have finished and its others are gone; False if not."""
+    """Let the job succeed if the previous round has finished, and return True; otherwise return False.
+
+    The round has finished if at least one member ended well and no other member is alive.
+    """
     previous = rdzv.previous
     if not previous.done or any(ctx.state.nodes[key].alive for key in previous.unfinished):
         return False
@@ -121,7 +131,11 @@ def _size(ctx: Context, rdzv: Rendezvous) -> int:
 
 
 def _awaits_complete_members(ctx: Context, rdzv: Rendezvous) -> bool:
-    """True if a round must wait for members that took the last step: newcomers would train from the start again."""
+    """True if no round may form yet, because members of the previous round took the last step and have not ended.
+
+    If only newcomers formed a round now, they would train from the start again. So the result is False once a waiting
+    node has the state of the previous round.
+    """
     previous, waiting = rdzv.previous, ctx.index.waiting
     if previous.end is not RoundEnd.COMPLETE:
         return False

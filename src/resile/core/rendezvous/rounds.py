@@ -50,9 +50,11 @@ def on_last_step_taken(rdzv: Rendezvous, node: Node, report: LastStepTaken) -> N
 
 
 def on_node_finished(ctx: Context, rdzv: Rendezvous, node: Node, report: NodeFinished) -> bool:
-    """Note that a member's processes ended well; the job succeeds once all members' have. False if it is no member.
+    """Note that the node's processes ended well in the round of `report`.
 
-    An elastic member counts even if its round has just ended, for example to let in a newcomer, unless a script failed.
+    Once the processes of all members have ended well, the job succeeds. Returns False if the node is not a member of
+    that round, or if the round is too old to count. The previous round counts for elastic nodes: it may have ended a
+    moment ago, for example to let in a newcomer. But if a script failed in it, the node is told to join again.
     """
     current, previous = rdzv.running, rdzv.previous
     if node.agent is None:
@@ -78,9 +80,10 @@ def on_node_finished(ctx: Context, rdzv: Rendezvous, node: Node, report: NodeFin
 
 
 def on_script_failed(ctx: Context, rdzv: Rendezvous, node: Node) -> None:
-    """Let finished members of the previous round join again, because the script of its member `node` failed.
+    """Tell the finished members of the previous round to join again, because the script of its member `node` failed.
 
-    A member that is lost after the last step is not needed any more, but a script that fails then is tried again.
+    Does nothing if `node` is not an unfinished member of that round. A member that is only lost after the last step is
+    not needed any more, but a script that fails then is run again.
     """
     if node.key in rdzv.previous.unfinished:
         rdzv.previous.end = RoundEnd.FAILED

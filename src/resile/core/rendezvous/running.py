@@ -20,7 +20,10 @@ from resile.protocol.master_to_agent import RoundOver
 
 
 def on_workers_changed(ctx: Context, rdzv: Rendezvous, node: Node, report: WorkersChanged) -> None:
-    """Note how many processes a member has ready, and let `grow` end the round. If there are none, end it at once."""
+    """Note how many processes a member of the running round has ready, so that the next round uses them.
+
+    If the member has none, the round ends at once. Otherwise `grow` decides when the round ends.
+    """
     running = rdzv.running
     if running is None or report.round != running.round or node.agent is None:
         return
@@ -39,7 +42,10 @@ def on_workers_changed(ctx: Context, rdzv: Rendezvous, node: Node, report: Worke
 
 
 def on_spare_worker_failed(rdzv: Rendezvous, node: Node, left: int) -> None:
-    """Correct `changed`: a process of this node that was in no round failed, and the node has `left` processes."""
+    """Correct the entry of a node in `RoundRunning.changed` after the failure of a process that was in no round.
+
+    The node has `left` processes now. If these are no more than it has in the round, the entry is removed.
+    """
     running = rdzv.running
     if running is not None and node.key in running.changed:
         if left > running.assignments[node.key].nproc:
@@ -57,7 +63,12 @@ def on_step_noted(ctx: Context, rdzv: Rendezvous, number: Round) -> None:
 
 
 def grow(ctx: Context, rdzv: Rendezvous) -> bool:
-    """End the running round if a larger one is possible, an elastic one after its first step; True if it will end."""
+    """End the running round if a larger one is possible, or if a member has another number of processes ready.
+
+    If there are elastic processes, the round ends only after its first step or after `straggler_wait`. Returns True if
+    the round has ended or will end then; False if there is no reason to end it, or if its members have taken the last
+    step.
+    """
     running = rdzv.running
     if running is None or running.is_ending:  # a newcomer would do the finished work again
         return False
@@ -81,10 +92,11 @@ def stop(
     failed: bool = False,
     symptom: bool = False,
 ) -> None:
-    """End the running round, if one runs, and tell every living member to join again; `because` is half a sentence.
+    """End the running round, if one runs, and tell every living member to join again.
 
-    `culprit` is the node that was lost or that lost a process, None if none was lost. With `failed` the script of
-    the culprit failed, so members that finished must do their work again. With `symptom` it only missed a peer.
+    `because` completes the sentence "round 3 is over: …". `culprit` is the node that was lost or that lost a process;
+    None if nothing was lost. `failed` means that the culprit's script failed, so members that have finished must join
+    again, too. `symptom` means that the culprit only missed a peer: the failure behind that may be reported later.
     """
     state, running = ctx.state, rdzv.running
     if running is None:

@@ -49,7 +49,10 @@ class Journal(Protocol):
     """True if `append` keeps the log short, so that the master need not write snapshots while the job runs."""
 
     def load(self) -> History | None:
-        """The snapshot and the events since; None if there is none. Raises `JournalDamaged` if any of it is damaged."""
+        """Load the snapshot and the events after it; None if the journal is empty.
+
+        Raises `JournalDamaged` if any of it is damaged.
+        """
 
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
         """Add events, and job events for the story: all of them or, if this raises an error, none."""

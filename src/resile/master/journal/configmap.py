@@ -85,7 +85,10 @@ def unseal(value: bytes) -> bytes:
 
 
 def _unpack(values: Values) -> tuple[History, list[JobEvent], int, int] | None:
-    """The history, the story, and the numbers of the log's first entry and of the next to write; None if empty."""
+    """Decode the values of the journal's ConfigMap; None if there are none.
+
+    Returns the history, the story, the number of the first entry in the log, and the number of the next entry to write.
+    """
     if _SNAPSHOT not in values:
         if values:
             raise ValueError("there are events but no state")
@@ -120,7 +123,10 @@ class ConfigMapJournal:
     folds_itself = True
 
     def __init__(self, spec: JobSpec, client: BlockingClient, *, served: str = "") -> None:
-        """`served` says how the job is known to have had a master; then an empty journal is an error."""
+        """Prepare. `served` says how it is known that the job had a master before; empty if it is not known.
+
+        If `served` is given, `load` takes an empty journal for a damaged one.
+        """
         self._spec = spec
         self._client = client
         self._served = served
@@ -136,7 +142,10 @@ class ConfigMapJournal:
         self._lock = threading.Lock()
 
     def load(self) -> History | None:
-        """Become the writer and load. Raises `JournalError` also while an earlier job of this name owns the journal."""
+        """Load the journal as `Journal.load` says, and become its only writer, until another process loads it.
+
+        Raises `JournalError` also if the journal does not exist, or still belongs to an earlier job of this name.
+        """
         for _ in range(LOADS):
             with contextlib.suppress(_Conflict):
                 return self._load()
@@ -200,7 +209,10 @@ class ConfigMapJournal:
             return self._memos.get(key, "")
 
     def remember(self, key: str, value: str) -> None:
-        """Keep a short text. It is written with the next events, and lost if this master ends before there are any."""
+        """Store a short text under `key`, for `recall`. It is written to the ConfigMap together with the next events.
+
+        If this master ends before that, the text is lost.
+        """
         with self._lock:
             self._memos[key] = self._unwritten_memos[key] = value
 
@@ -241,7 +253,11 @@ class ConfigMapJournal:
         self._story = lines
 
     def _patch(self, values: dict[str, bytes | None] | dict[str, bytes], *, first: bool = False) -> None:
-        """Write `values` and remove those that are None; fail if another master wrote. Become the writer if `first`."""
+        """Write `values` and the texts of `remember` to the ConfigMap; a key whose value is None is removed from it.
+
+        Raises `JournalTaken` if another master has become the writer. With `first`, this process becomes the writer,
+        and `_Conflict` is raised if the ConfigMap has changed after it was read.
+        """
         with self._lock:
             memos, self._unwritten_memos = self._unwritten_memos, {}
         data = {f"memo.{key}": value for key, value in memos.items()}
@@ -274,9 +290,11 @@ class ConfigMapJournal:
                     raise JournalError(self._restless) from None
 
     def _look(self, data: dict[str, str], binary: dict[str, str | None]) -> bool:
-        """Read the ConfigMap again, remember its resourceVersion, and return True if it already holds `binary`.
+        """Read the ConfigMap again after a conflict, and return True if it already holds `binary`.
 
-        If the ConfigMap was made anew and is empty, add all of the journal to `data` and `binary`, to be written next.
+        Otherwise `data` and `binary` are to be written again, with the resourceVersion that was read. If the ConfigMap
+        was made anew and is empty, the whole journal is added to `data` and `binary`. Raises `JournalTaken` if another
+        master is the writer, and `JournalGone` if there is no ConfigMap.
         """
         found = self._get()
         if found is None:

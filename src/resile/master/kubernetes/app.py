@@ -59,7 +59,10 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: ClusterOptions) -> bool:
-    """Serve a cluster's job until it is over or deleted; True if it succeeded. Raises `NoJob`, and as `run_master`."""
+    """Serve a job of a cluster until it is over or deleted, and return True if it succeeded.
+
+    Raises `NoJob` if the job cannot be read or run, and the errors of `run_master`.
+    """
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it would tell of every call
     async with contextlib.AsyncExitStack() as cleanup:
         try:
@@ -124,7 +127,10 @@ async def _until_deleted(
 
 
 async def _still_there(where: ClusterOptions, client: Client, metadata: Object) -> Object | None:
-    """Get the job once more; None if it was deleted. A list is no proof: a starting API server may list nothing."""
+    """Get the job's resource from the API server; None if it was deleted or is being deleted.
+
+    A list without the job does not prove that the job was deleted, because a starting API server may list nothing.
+    """
     found = await until_answered(
         "whether the job was deleted cannot be asked",
         lambda: client.get_same(of(where.kind), metadata["namespace"], metadata["name"], metadata["uid"]),
@@ -138,7 +144,11 @@ def _must_not_end(serving: Serving, task: asyncio.Task[None]) -> None:
 
 
 async def _find(client: Client, where: ClusterOptions) -> tuple[Object, str]:
-    """The job's resource, and how it is known that the job had a master before; an empty text if it is not known."""
+    """Get the job's resource, and look for signs that the job had a master before.
+
+    Returns the resource and a clause that names the sign; the clause is empty if there is no sign. Raises `NoJob` if
+    the resource does not exist.
+    """
     found = await until_answered(
         "the job cannot be read",
         lambda: client.get(of(where.kind), where.namespace, where.job),

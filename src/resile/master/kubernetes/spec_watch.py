@@ -54,7 +54,10 @@ class SpecWatch:
         journal: ConfigMapJournal,
         seen: Callable[[Object, str, str], None],
     ) -> None:
-        """Prepare. `run` passes each state of the resource to `seen`, with an error (empty if none) and its reason."""
+        """Prepare. `run` calls `seen` with each state of the job's resource, an error, and the reason of the error.
+
+        The error says why a change of the resource is refused. It is empty if no change is refused.
+        """
         self._spec = spec
         self._kind = registry.job_kind(spec.kind)
         self._client = client
@@ -64,7 +67,10 @@ class SpecWatch:
         self._refused = ""
 
     async def run(self, job: Object) -> None:
-        """Pass what `job` wants, and then every change of it, to the core; return when the job was deleted."""
+        """Ask the core for what the resource `job` wants, and again for what it wants after each change.
+
+        Returns when the resource is deleted, or is missing in a list.
+        """
         known = self._journal.recall(LAST_SEEN)
         before = msgspec.json.decode(known, type=WantedSpec) if known else None
         if before is None and self._serving.fresh:

@@ -233,7 +233,11 @@ def _leaving(pod: Object, now: float) -> Decision:
 
 
 def _blocked(seen: ObservedJob, phase: JobPhase | None, pod: Object, now: float) -> Decision:
-    """Wait while a pod of another owner has the master's name. Kubernetes removes the pod of an earlier job."""
+    """Decide about a job whose master cannot start, because `pod`, which has another owner, has the master's name.
+
+    Soon after the job's creation, wait: the pod may be that of an earlier job, which Kubernetes removes. After
+    `intervals.MAKE_ROOM`, write to the job's status that its master cannot start.
+    """
     created = SetStatus(JobPhase.CREATED, Reason.CREATED, "the job was accepted and gets its master")
     born = moment(seen.job["metadata"].get("creationTimestamp", "")) or now
     if now - born < intervals.MAKE_ROOM:

@@ -76,13 +76,19 @@ def credentials(job: JobSpec, pair: Object) -> Object:
 
 
 def trusting(credentials: Object, pair: Object) -> Object:
-    """What to apply to put the certificate of `pair` into the Secret `credentials`, but into no later Secret."""
+    """The object to apply so that the Secret `credentials` gets the certificate of the Secret `pair`.
+
+    The object names the uid of `credentials`, so that no later Secret of the same name is changed.
+    """
     metadata = {field: credentials["metadata"][field] for field in ("name", "namespace", "uid")}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {TRUSTED: certificate(pair)}}
 
 
 def again(new: Object, before: Object) -> Object:
-    """The Secret `new` with the content of the deleted Secret `before`, and the identity of `before` as annotation."""
+    """The Secret `new`, but with the content of `before`, the deleted Secret that it replaces.
+
+    An annotation names the identity of `before`, so that `identity` gives the same for both.
+    """
     return {
         **new,
         "metadata": {**new["metadata"], "annotations": {RESTORES: identity(before)}},

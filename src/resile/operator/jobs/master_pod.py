@@ -180,7 +180,11 @@ def _unless_tolerated(tolerations: list[Object], theirs: Object) -> list[Object]
 
 
 def _over(ours: Any, theirs: Any, field: str = "") -> Any:
-    """Replace values of `ours` by those of `theirs`: in mappings by key, in lists of `_BY` by item. None keeps ours."""
+    """Merge the values `theirs` into `ours` and return the result. Where `theirs` is None, the value of `ours` stays.
+
+    Mappings are merged key by key. If `field` is a list in `_BY`, items of `theirs` replace items of `ours` that have
+    the same identifying field, and the other items of both stay. Any other value of `theirs` replaces that of `ours`.
+    """
     if theirs is None:
         return ours
     if isinstance(ours, dict) and isinstance(theirs, dict):

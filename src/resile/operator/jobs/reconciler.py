@@ -173,7 +173,11 @@ class JobReconciler:
             raise
 
     async def _compare_secrets(self, job: Object, provisioned: Provisioned) -> None:
-        """Write Events about Secrets that were gone. If one has new content, remove the master, which uses the old."""
+        """Write Events about Secrets that were deleted and made again. Remove a master that uses old content of one.
+
+        If a Secret was made again with the same content, the master stays. Otherwise the master's pod is removed, so
+        that the next master uses the new content.
+        """
         for name in provisioned.restored:
             sentence = f"the Secret {name} was gone; it was made again as it was"
             await self._emit(job, Reason.SECRET_RESTORED, sentence, warning=True)

@@ -151,7 +151,10 @@ class KubernetesPlatform:
             await asyncio.sleep(pause)
 
     async def _release(self, node: NodeKey, uid: str) -> None:
-        """Wait; if the pod is then still held back, replace it by one of the same name without the rule of `avoid`."""
+        """Wait for the pod with this uid to be scheduled. If it is still held back after a time, replace it.
+
+        The new pod has the same name, but not the rule of `avoid`, so that it may go to any machine.
+        """
         await asyncio.sleep(min(NO_ROOM, self._spec.timeouts.pend / 2))  # it must have the time to start then
         pod = self._pods.get(node)
         if pod is None or pod["metadata"]["uid"] != uid or not held_back(pod) or node in self._launching:
@@ -181,7 +184,11 @@ class KubernetesPlatform:
         )
 
     async def _exists(self, node: NodeKey) -> bool:
-        """True if the node's pod exists and is of this job, not of an earlier job of its name. It is reported, too."""
+        """True if the node's pod exists and belongs to this job, not to an earlier job of the same name.
+
+        The pod's observation is then passed on, even if it has not changed. Returns False also if the API server cannot
+        be asked, or if `_release` is replacing the pod.
+        """
         try:
             name = self._kind.node_name(self._spec.name, node.role, node.id)
             pod = await self._client.get(PODS, self._spec.namespace, name)
@@ -253,7 +260,11 @@ class KubernetesPlatform:
             self._on_pod(node, change.item)
 
     def _on_list(self, listed: Listed) -> None:
-        """Take over a list of all pods. A known pod that the list lacks is gone, unless it is newer than the list."""
+        """Update the known pods from a list of all pods, and report the changes.
+
+        A known pod that is not in the list is gone, unless the pod is newer than the list or its node is being
+        launched.
+        """
         there = {node: pod for pod in listed.items if (node := self._node_of(pod)) is not None}
         missing = {node: pod for node, pod in self._pods.items() if node not in there and node not in self._launching}
         for node, pod in missing.items():
@@ -289,7 +300,10 @@ class KubernetesPlatform:
             self._spawn(self._release(node, uid))
 
     def _report(self, seen: Observation, *, again: bool = False) -> None:
-        """Pass an observation on if status or end have changed, or if `again`. Others would only fill the journal."""
+        """Pass an observation to the master if the node's status or end has changed, or if `again` is set.
+
+        Other observations are not passed on, because they would only fill the journal.
+        """
         last = self._observed.get(seen.node)
         same = last is not None and last.status is seen.status and (not seen.status.ended or last.end == seen.end)
         self._observed[seen.node] = seen

@@ -47,7 +47,10 @@ def master_address(spec: JobSpec) -> str:
 
 
 def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = True) -> Object:
-    """The manifest of a node's pod. The master is at `address`; with `tls`, its certificate is beside the token."""
+    """The manifest of a node's pod, with variables that tell its agent to connect to the master at `address`.
+
+    With `tls`, further variables name the master's host and the file with its certificate, in the folder of the token.
+    """
     kind, role = registry.job_kind(spec.kind), spec.roles[launch.node.role]
     template: Object = copy.deepcopy(role.template)
     metadata = template.get("metadata") or {}

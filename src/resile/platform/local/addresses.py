@@ -53,7 +53,10 @@ class AddressBook:
         self._of = {place: addresses.take(()) for place in places}
 
     def take(self, role: str, rank: Rank, in_use: Collection[str]) -> str:
-        """The address of a rank, or a new one if that is in use; raises `AddressesUsedUpError` if all are in use."""
+        """The address for the next node of a rank: the rank's own address or, if that is in `in_use`, a new one.
+
+        A new address becomes the rank's own. Raises `AddressesUsedUpError` if all addresses are in use.
+        """
         known = self._of.get((role, rank))
         address = known if known and known not in in_use else self._addresses.take({*in_use, *self._of.values()})
         self._of[role, rank] = address

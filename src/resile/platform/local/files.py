@@ -118,7 +118,7 @@ def read(path: Path, kind: type[F]) -> F | None:
 def write(path: Path, content: NodeFile | StopFile | ExitFile) -> None:
     """Replace a file in one step. If that raises `OSError`, the file is as it was before.
 
-    The file is not synced to disk: a crash of the machine may lose it, and ends the nodes as well.
+    The file is not synced to disk, so a crash of the machine may lose it. But such a crash ends the nodes as well.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
