@@ -61,7 +61,7 @@ class CanRegroup(Message, frozen=True, kw_only=True):
 
 
 class WorkersChanged(Message, frozen=True, kw_only=True):
-    """The number of processes of this node that can take part is not the number in `round`: a new round is needed."""
+    """This node can take part with more or fewer processes than it has in `round`, so a new round is needed."""
 
     round: Round
     nproc: int
@@ -69,13 +69,16 @@ class WorkersChanged(Message, frozen=True, kw_only=True):
 
 
 class LastStepTaken(Message, frozen=True, kw_only=True):
-    """All members of `round` have taken the last step. What their scripts do now needs no newcomer."""
+    """All members of `round` have taken the last step. From now on, a node that joins does not end the round."""
 
     round: Round
 
 
 class WorkerStuck(Message, frozen=True, kw_only=True):
-    """A process does not leave `round`, which is over. The answer is StateHeld, once another node has the state."""
+    """A process of this node does not leave `round`, although the round is over.
+
+    The master answers with StateHeld as soon as another node has the state. Then the process may be killed.
+    """
 
     round: Round
 

@@ -49,7 +49,7 @@ class JobEvents(Message, frozen=True, kw_only=True):
 
 
 class Done(Message, frozen=True, kw_only=True):
-    """Answer to a change that is granted."""
+    """Answer to a command that asks for a change: the change is granted."""
 
 
 class Failed(Message, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ class Scale(Message, frozen=True, kw_only=True):
 
 
 class Suspend(Message, frozen=True, kw_only=True):
-    """Delete the job's nodes (`on`), or launch them again."""
+    """Delete the job's nodes if `on` is True; launch them again if it is False."""
 
     on: bool
 

@@ -7,7 +7,11 @@ from resile.protocol.message import Message
 
 
 class ReplicaOffer(Message, frozen=True, kw_only=True):
-    """Offers a checkpoint to the partner. `layout`, `sums` and `data` are the bytes that follow if it accepts."""
+    """Offers a checkpoint to the partner, which answers with ReplicaAnswer.
+
+    If the partner accepts, the layout, the checksums and the data follow. `layout`, `sums` and `data` are their lengths
+    in bytes.
+    """
 
     round: Round
     """The newest round that the sender knows. A sender that was left behind in an older round overwrites nothing."""

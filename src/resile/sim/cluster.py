@@ -92,7 +92,7 @@ class Cluster:
         return None if self.master.dead else self.master
 
     def new_pid(self) -> int:
-        """A process id never used before, for a process that fails. Counts the failure."""
+        """Return an unused process id for a process that fails, and count the failure in `process_failures`."""
         self.process_failures += 1
         return next(self._pids)
 
@@ -108,7 +108,7 @@ class Cluster:
             self._ask()
 
     def ask_for(self, change: Change) -> None:
-        """Ask the master for a change, repeatedly until it replies. Only then ask for the next change."""
+        """Queue a change. The master is asked for one change at a time, again and again until it replies."""
         self._wanted.append(ev.ChangeWanted(change=change, request=next(self._requests)))
         if len(self._wanted) == 1:
             self._ask()
@@ -159,5 +159,5 @@ class Cluster:
 
 
 def _durable(state: JobState) -> JobState:
-    """A copy of the state without its progress, of which the journal has only a summary."""
+    """A copy of the state with empty progress, because the journal has only a summary of the progress."""
     return msgspec.structs.replace(state, progress=Progress())

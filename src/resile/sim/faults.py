@@ -15,7 +15,11 @@ from resile.sim.world.agent import SimAgent
 
 
 def arm(cluster: Cluster) -> None:
-    """Schedule every fault. After their time, no message is late or repeated any more, and no launch goes wrong."""
+    """Schedule every fault of the cluster's schedule.
+
+    10 s after `FAULTS_UNTIL`, the network and the platform become reliable: no message is late or repeated any more,
+    and no launch goes wrong.
+    """
     for at, fault in cluster.schedule.faults:
         cluster.clock.at(at, partial(inject, cluster, fault))
 
@@ -49,7 +53,7 @@ def inject(cluster: Cluster, fault: Fault) -> None:
 
 
 def draw_plan(cluster: Cluster) -> Plan:
-    """Draw a plan. It may name nodes that do not exist, and may ask for too much."""
+    """Draw a random ScalePlan. The plan may name nodes that do not exist, and may ask for too much."""
     rng = cluster.rng
     nodes = [key for key, node in cluster.state.nodes.items() if node.alive and key.role == WORKER]
     nodes.append(NodeKey(WORKER, NodeId(rng.randint(0, 9))))

@@ -179,5 +179,5 @@ class Invariants:
             require(any(isinstance(d, de.Finish) for d in made), "the end is told")
 
     def reborn(self, step: int) -> None:
-        """Go on with a new master, whose progress starts at `step`, the newest step in the journal."""
+        """Expect the progress of a restarted master, which begins at `step`, the newest step in the journal."""
         self._step = step

@@ -71,9 +71,9 @@ class LocalNode:
         self._end_with(*files.outcome(ended))
 
     def adopt(self) -> None:
-        """Read the status of a node of an earlier master, and watch the node if it lives. `changed` is not called.
+        """Read the status of a node that an earlier master launched, and watch the node if it lives.
 
-        A node that lives is `RUNNING`, even in the 20 ms in which its shim starts the command.
+        `changed` is not called. A node that lives is `RUNNING`, even in the 20 ms in which its shim starts the command.
         """
         changed, self._changed = self._changed, lambda observation: None
         self._find()

@@ -53,10 +53,11 @@ class LocalPlatform:
         workdir: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare to launch nodes; only `start` reads the job directory.
+        """Prepare to launch nodes. The job directory is not read before `start`.
 
-        Every node gets the variables `secrets`, which replace others of their name, and inherits `environment` (by
-        default, of this process). If memory limits cannot be enforced, `warnings` says why. Commands run in `workdir`.
+        Every node inherits the variables of `environment`, by default those of this process. The variables `secrets`
+        are added and replace others of the same name. Commands run in `workdir`, by default the current directory. If
+        `enforce_memory` is set and memory limits cannot be enforced, `warnings` says why.
         """
         self._spec = spec
         self._directory = directory.absolute()
@@ -85,7 +86,10 @@ class LocalPlatform:
         return list(self._warnings)
 
     async def start(self, observe: Callable[[Observation], None]) -> None:
-        """Read and watch every node that an earlier master launched; `adopt` returns these nodes."""
+        """Find the nodes that an earlier master launched, and watch those that live. `adopt` returns the found nodes.
+
+        Later changes of any node are passed to `observe`.
+        """
         self._observe = observe
         for directory in files.node_directories(self._directory):
             record = files.read(directory / "node.json", files.NodeFile)

@@ -62,7 +62,10 @@ class Node:
 
     @property
     def fell_to_sigterm(self) -> bool:
-        """True if SIGTERM killed the main process. It may be a shell, whose child still saves a checkpoint."""
+        """True if SIGTERM killed the main process.
+
+        If the main process was a shell, the program that the shell started may live on and save a checkpoint.
+        """
         return self.status is not None and os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGTERM
 
 
@@ -72,7 +75,11 @@ def prctl(option: int, value: int | bytes) -> None:
 
 
 def start(command: list[str], workdir: str, cgroup: str) -> tuple[Node | None, int, str]:
-    """Start the command. Returns the node, or None with an exit code and one sentence that says why it failed."""
+    """Start the command in `workdir`, and in the cgroup unless `cgroup` is empty.
+
+    Returns the node, 0 and an empty text. If the command cannot be started, returns None, an exit code, and one
+    sentence that says why.
+    """
     shim = os.getpid()
     reader, writer = os.pipe()
     pid = os.fork()
@@ -167,7 +174,7 @@ def kill(pid: int) -> None:
 
 
 def kill_rest(node: Node) -> int:
-    """Kill all processes of the node, wait until they are gone, and return how many are left after a time-out.
+    """Kill all processes of the node and wait until they are gone. Returns how many are left after a time-out, else 0.
 
     When a child dies, its own children become children of the shim. So all processes are reached, level by level.
     """
@@ -186,7 +193,7 @@ def kill_rest(node: Node) -> int:
 
 
 def read_grace(directory: str) -> float:
-    """The seconds between SIGTERM and SIGKILL that `stop.json` asks for."""
+    """The seconds between SIGTERM and SIGKILL that `stop.json` asks for; `DEFAULT_GRACE` if the file cannot be read."""
     import json
 
     try:
@@ -199,8 +206,9 @@ def read_grace(directory: str) -> float:
 def wait(node: Node, directory: str) -> None:
     """Wait until the main process has ended, or until the shim got SIGTERM and the grace is over.
 
-    If SIGTERM kills the main process, it is most often a shell around a program that is saving. Then the other
-    processes of its group may use up the grace. If the main process ends by itself, the node ends, as in a container.
+    SIGTERM is passed on to the group of the main process. If SIGTERM kills the main process, that was most often a
+    shell around a program that is still saving. So the wait then goes on until the whole group has ended, or until the
+    grace is over. A further SIGTERM can only shorten the grace.
     """
     deadline: float | None = None
     while True:
@@ -247,13 +255,16 @@ def remove_cgroup(cgroup: str) -> None:
 
 
 def tell(line: str) -> None:
-    """Send one line to the platform. Ignore that the platform is gone: the next master's platform reads the files."""
+    """Send one line to the platform. Ignore an error: the platform of the next master reads the node's files."""
     with contextlib.suppress(OSError):
         os.write(STATUS_FD, line.encode() + b"\n")
 
 
 def record_start(directory: str, node: Node, started_at: float) -> None:
-    """Add the pids to `node.json`, and reserve space for `exit.json`. If the disk is full, the node runs anyway."""
+    """Add the pids and start times of the shim and of the main process to `node.json`. Reserve space for `exit.json`.
+
+    If a file cannot be written, for example on a full disk, the node runs anyway.
+    """
     import json
 
     try:

@@ -60,12 +60,13 @@ class BufferWriter:
         on_replication: Callable[[], None] | None,
         overlap: bool,
     ) -> None:
-        """Copy a state into a buffer and commit it. Checksums, replica and storage (if `due`) follow in the background.
+        """Copy a state into the chosen buffer and commit it. Checksums, replica and storage follow in the background.
 
-        `text` is the encoded layout. With `overlap`, leaves that only the optimizer changes are copied in the
-        background, until `before_update`. `on_replication` is None if the save is not to be copied to another node.
-        Otherwise it is called when the save is committed, perhaps on a background thread. Raises SlotTooSmall if a
-        value has outgrown its slot in the layout.
+        `text` is the encoded layout. The save goes to storage only if it is `due`; while storage is busy, it is
+        deferred. With `overlap`, leaves that only the optimizer changes are copied in the background, and the commit
+        comes after them; `before_update` waits for both. `on_replication` is called after the commit, perhaps on a
+        background thread. If it is None, the save is not copied to another node. Raises SlotTooSmall if a value has
+        outgrown its slot in the layout.
         """
         number, stores = choice.number, due and not choice.busy
         if due:
@@ -111,7 +112,11 @@ class BufferWriter:
             sealing.result()
 
     def wait(self, timeout: float) -> None:
-        """Wait for background work and storage. TimeoutError after `timeout` seconds, OSError if a step was refused."""
+        """Wait until all background work is done and storage has the saves that it was sent.
+
+        Raises TimeoutError if one of these takes more than `timeout` seconds, and OSError if storage refused the last
+        save.
+        """
         self.before_update()
         for working in [*self._populating, *self._sealing.values()]:
             working.result(timeout)

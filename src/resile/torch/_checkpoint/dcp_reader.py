@@ -139,9 +139,10 @@ def _check_data(file: IO[bytes], part: Part) -> None:
 
 
 def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
-    """Read a step from storage into a state. A world of another size may have written it. No collective.
+    """Read a step from storage into a state. No collective. The world that wrote the step may have had another size.
 
-    Raises IncompleteBuffer if the step is damaged, NotReadable if storage fails, and StateMismatch if it does not fit.
+    Raises IncompleteBuffer if the step is damaged, NotReadable if storage fails, and StateMismatch if the step does not
+    fit the state.
     """
     contents = read_metadata(storage, step)
     parts = storage.parts(step)

@@ -51,7 +51,10 @@ def key_of(path: Path) -> str:
 
 
 def parts(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the values of a state with their paths, also those in dictionaries that hold modules or other objects."""
+    """Yield each value of a state with its path. `above` is the path of `state` itself.
+
+    A dictionary that holds modules or other objects with a `state_dict` is not yielded. Its values are, one by one.
+    """
     for key, value in state.items():
         path: Path = (*above, ("d", _sound_key(above, key)))
         if not _is_stateful(value) and isinstance(value, MutableMapping) and _holds_stateful(value):
@@ -211,9 +214,10 @@ class LoadTarget:
         return path[0][1] in self._state
 
     def tensor(self, path: Path, dtype: Any, shape: tuple[int, ...], *, array: bool = False) -> Any:
-        """The tensor to fill with the checkpoint's values for this path. With `array`, `finish` makes it a numpy array.
+        """Return the tensor that is to be filled with the checkpoint's values for this path.
 
-        `shape` is that of the tensor over all ranks. Raises StateMismatch if the state's tensor has another shape.
+        `shape` is the shape in the checkpoint, over all ranks. Raises StateMismatch if the state's tensor has another
+        shape. With `array`, `finish` converts the tensor to a numpy array.
         """
         key = key_of(path)
         target = self._loaded.get(path, self._live.get(key))
@@ -311,7 +315,10 @@ class LoadTarget:
 
 
 def _steps(path: Path) -> tuple[str | int, ...]:
-    """The keys of a path without their kinds: DCP does not tell an integer key (d) from a position in a list (l)."""
+    """The keys of a path, without the letters that say whether a key is of a dictionary, a list or a tuple.
+
+    DCP does not tell an integer key of a dictionary from a position in a list, so paths are compared without letters.
+    """
     return tuple(key for _, key in path)
 
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class MemoryPart(NamedTuple):
-    """A part in memory, and its checksums; None if the process that saved it ended before it had computed them."""
+    """A part in memory. `sums` are its checksums, or None if the process that saved it ended before computing them."""
 
     packed: PackedState
     sums: tuple[int, ...] | None
@@ -39,7 +39,10 @@ class Verification:
     """The comparison of one committed buffer with its checksums, as work that several threads may share."""
 
     def __init__(self, buffer: Buffer, record: Record) -> None:
-        """Raises IncompleteBuffer if the layout or the checksums are damaged. Compares nothing yet."""
+        """Map the buffer and read its layout and checksums. Nothing is compared yet.
+
+        Raises IncompleteBuffer if the layout or the checksums are damaged.
+        """
         self.buffer = buffer
         self.record = record
         self.packed = PackedState(buffer.map(), record.data_at, buffer.layout(record))
@@ -54,7 +57,10 @@ class Verification:
         self._begun = background.submit(run_jobs, 1, self._left)
 
     def finish(self, threads: int) -> None:
-        """Compare what is left, so that every byte has been compared. Call it once. Raises Damaged at a difference."""
+        """Compare the bytes that the thread of `begin` has not compared, and wait for that thread. Call this once.
+
+        Raises Damaged if a byte differs from what was saved, whichever thread found it.
+        """
         self.used = True
         run_jobs(threads, self._left)
         if self._begun is not None and not self._begun.cancel():
@@ -62,7 +68,10 @@ class Verification:
 
 
 def verify_ahead(buffers: Iterable[Buffer], background: Executor) -> Verification | None:
-    """Begin to verify the newest step in `buffers` on another thread; None if there is no step with checksums."""
+    """Begin to verify the newest step in `buffers` on a thread of `background`, and return the verification.
+
+    None if there is no step with checksums, or if its layout or checksums are damaged.
+    """
     committed = [(record.sequence, buffer, record) for buffer in buffers if (record := buffer.record()) is not None]
     if not committed:
         return None
@@ -100,7 +109,11 @@ class Memory(NamedTuple):
                 )
 
     def verified(self, plan: RestorePlan, part: int, *, prefer_copies: bool) -> MemoryPart:
-        """Find a plan's part, in `copies` first if so preferred, and verify it. Raises IncompleteBuffer if it fails."""
+        """Find one part of the step that `plan` restores, compare it with its checksums, and return it.
+
+        With `prefer_copies`, `copies` are searched before the buffers of this rank and of its leader, else after them.
+        Raises IncompleteBuffer if the part is not found or is damaged.
+        """
         buffer, record = self._find(plan, part, prefer_copies)
         verification = self.verifying.get(buffer)
         if verification is None or verification.used or verification.record != record:
@@ -128,7 +141,11 @@ class Memory(NamedTuple):
 
 
 def _complete(buffers: Iterable[Buffer], *, leads: bool) -> Iterator[tuple[Buffer, Record, Layout]]:
-    """A state that all ranks have alike is complete only in the buffers of rank 0 and of a node's leader (`leads`)."""
+    """Yield the committed buffers that contain a whole part, each with its record and layout.
+
+    Of a state that all ranks have alike, only rank 0 and the leader of each node save everything. The buffers of other
+    ranks are skipped then. `leads` is True if `buffers` are a leader's. A buffer with a damaged layout is skipped.
+    """
     for buffer in buffers:
         record = buffer.record()
         if record is not None:
@@ -142,9 +159,11 @@ def _complete(buffers: Iterable[Buffer], *, leads: bool) -> Iterator[tuple[Buffe
 
 
 def hand_over(ranks: Collectives, transfer: Transfer, mine: MemoryPart | None) -> MemoryPart | None:
-    """Send one part to other ranks, as `transfer` says. Returns this rank's copy; None if it has none. A collective.
+    """Send one part from the rank `transfer.source` to the ranks `transfer.takers`. A collective of all ranks.
 
-    `mine` is this rank's copy before. Raises Damaged if the part changed on the way, MemoryError if memory is short.
+    `mine` is this rank's copy of the part before the transfer; None if it has none. Returns the received part on the
+    takers, and `mine` on all other ranks. Raises Damaged if the part changed on the way, and MemoryError if a taker has
+    too little memory.
     """
     text = table = b""
     length = 0

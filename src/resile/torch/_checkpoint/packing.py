@@ -59,7 +59,7 @@ class PackedState:
     def fill(self, leaves: Iterable[Leaf], threads: int = 1) -> None:
         """Copy the values of the leaves into the bytes. The previous contents are lost even if this raises.
 
-        Raises SlotTooSmall if a value has outgrown its slot, and CannotRestore if no restore could read a value.
+        Raises SlotTooSmall if a value has outgrown its slot, and CannotRestore if `unpickled` could not read a value.
         """
         by_key = {item.key: item for item in self.layout.items}
         copies: list[Callable[[], None]] = []
@@ -84,7 +84,10 @@ class PackedState:
         return [*self._sums(0, stored), *self._sums(stored, self.layout.length)]
 
     def check(self, sums: Sequence[int], threads: int = 1, *, base: int = 0) -> None:
-        """Raise Damaged if a checksum differs. `base` is added to the offsets in the error's text."""
+        """Compare the bytes with these checksums, on `threads` threads. Raises Damaged if a checksum differs.
+
+        `base` is added to the offsets in the error's text.
+        """
         run_jobs(threads, self.checks(sums, base=base))
 
     def checks(self, sums: Sequence[int], *, base: int = 0) -> list[Callable[[], None]]:
@@ -100,10 +103,10 @@ class PackedState:
         ]
 
     def read(self, load_target: LoadTarget, threads: int = 1, *, values: bool = True) -> None:
-        """Copy to the state what this rank needs: of a sharded tensor, the overlap with this rank's part.
+        """Copy what this rank needs into the state. Of a sharded tensor, copy only the overlap with this rank's piece.
 
-        Without `values`, only tensors are copied. Raises StateMismatch, before anything is copied, if a tensor has
-        another shape in the state.
+        If `values` is False, tensors are copied and pickled values are not. Raises StateMismatch, before anything is
+        copied, if a tensor has another shape in the state.
         """
         run_jobs(threads, self._copies(load_target))
         for item in self.layout.items if values else ():

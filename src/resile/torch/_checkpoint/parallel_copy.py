@@ -30,17 +30,17 @@ memcpy.restype = None
 
 
 def memcpies(target: int, source: int, nbytes: int) -> list[Callable[[], None]]:
-    """The copy of `nbytes` bytes from address to address, as functions that several threads can share."""
+    """Split the copy of `nbytes` bytes from `source` to `target` into functions that several threads can share."""
     return [
         functools.partial(memcpy, target + at, source + at, min(PIECE, nbytes - at)) for at in range(0, nbytes, PIECE)
     ]
 
 
 def copying_threads(nbytes: int) -> int:
-    """How many threads should copy this many bytes: one for each idle core, at most `THREADS`.
+    """How many threads should copy this many bytes: one for each idle core, at least 1 and at most `THREADS`.
 
-    A core is busy if a thread runs now; a load average would include past work. This process's own threads do not
-    count: training waits for the copy, and torch's threads spin for a while after work.
+    The cores on which other processes run at this moment are not idle (a load average would include past work). Cores
+    with this process's own threads count as idle: training waits for the copy, and torch's threads spin after work.
     """
     if nbytes <= PIECE:
         return 1
@@ -68,7 +68,8 @@ def _running_here() -> int:
 def run_jobs(threads: int, jobs: Iterable[Callable[[], None]]) -> None:
     """Run all jobs on `threads` threads, including this one, and raise the error of a job that failed.
 
-    Each free thread takes the next job. Several calls may share one iterator of a list: each job runs once.
+    Each free thread takes the next job. Several calls at once may be given the same iterator of a list. They then share
+    the jobs, and each job runs once.
     """
     rest = iter(jobs)
 

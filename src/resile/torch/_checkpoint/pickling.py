@@ -22,7 +22,7 @@ _READABLE: set[Any] = set()
 
 
 class CannotRestore(TypeError):
-    """No restore could read a value that was to be saved; the text is one sentence that names the value."""
+    """A value was to be saved that no restore could read back. The text is one sentence that names the value."""
 
 
 class _Unknown(Exception):
@@ -30,7 +30,10 @@ class _Unknown(Exception):
 
 
 class _Known(pickle.Pickler):
-    """Pickles only what `_READABLE` allows, else raises `_Unknown`. Plain values do not reach `reducer_override`."""
+    """Pickles only what `_READABLE` allows, and raises `_Unknown` for anything else.
+
+    Plain values are always allowed: `pickle` does not call `reducer_override` for them.
+    """
 
     def reducer_override(self, thing: Any) -> Any:
         if _named(thing) not in _READABLE:

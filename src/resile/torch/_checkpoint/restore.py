@@ -128,7 +128,10 @@ class Restore:
         return f"storage: {where}" if where else _place(plan)
 
     def _refuse_below_suspects(self) -> None:
-        """Raise NotReadable on all ranks if rank 0 has a `_suspect` step, because it may be sound. A collective."""
+        """Raise NotReadable on all ranks if rank 0 has a `_suspect` step. A collective.
+
+        That step may be sound, so training must not begin anew.
+        """
         step = self._collectives.gather([-1 if self._suspect is None else self._suspect])[0][0]
         if step >= 0:
             raise NotReadable(
@@ -137,7 +140,11 @@ class Restore:
             )
 
     def _set_aside(self, step: int) -> None:
-        """Rename a damaged step in storage, unless rank 0 finds it sound: another rank may have read a stale copy."""
+        """On rank 0: rename a stored step that some rank found damaged.
+
+        If rank 0 finds the step sound or cannot read it, the step keeps its name and is noted as `_suspect`: the other
+        rank may have read a stale copy.
+        """
         assert self._storage is not None
         try:
             if self._verdict == OK:
@@ -158,9 +165,10 @@ class Restore:
             log.warning("%s: it is not gone on from", _words(lacking[0]))
 
     def _agree(self, what: str, work: Callable[[], None]) -> int:
-        """Run `work` on every rank and return the worst outcome of any rank: OK, DAMAGED, UNREADABLE or NEVER.
+        """Run `work` and return the worst outcome of all ranks: OK, DAMAGED, UNREADABLE or NEVER. A collective.
 
-        `what` begins the log line. All ranks raise an error if the state of one does not fit or `work` fails otherwise.
+        `what` is the subject of the log line if this rank's outcome is not OK. If the state of one rank does not fit,
+        all ranks raise StateMismatch. If `work` fails unexpectedly on one rank, all ranks raise an error.
         """
         verdict, why, error = OK, "", None
         try:
@@ -211,7 +219,10 @@ class Restore:
     def _prepare(
         self, plan: RestorePlan, offers: Sequence[Sequence[Offer]], load_target: LoadTarget, held: dict[int, MemoryPart]
     ) -> None:
-        """Verify the parts that this rank reads or sends, before any rank changes its state. Puts them into `held`."""
+        """Verify the parts that this rank reads or sends, before any rank changes its state, and put them into `held`.
+
+        If the plan restores from storage, verify this rank's share of the stored files instead.
+        """
         if plan.source is Source.STORAGE:
             assert self._storage is not None
             check(self._storage, plan.step, self._rank, self._ranks)

@@ -119,7 +119,12 @@ def gaps(rows: Sequence[Sequence[Offer]]) -> list[Gap]:
 
 
 def _ways_of_shared_step(rows: Sequence[Sequence[Offer]]) -> dict[Source, list[Transfer]]:
-    """The first rank that has the step sends it to those that lack it; for COPIES, the last one sends it to all."""
+    """The possible sources of a step that all ranks have alike, each with the transfers that it needs.
+
+    `rows` are the offers of this step by rank. MEMORY is possible if every rank has the step, and needs no transfer. If
+    some rank lacks the step, PEERS is possible instead: the first rank that has the step sends it to those that lack
+    it. With several ranks COPIES is possible too: the last rank that has the step sends it to all others.
+    """
     holders = [rank for rank, row in enumerate(rows) if row]
     lacking = tuple(rank for rank, row in enumerate(rows) if not row)
     first, last = holders[0], holders[-1]
@@ -152,7 +157,12 @@ def _ways_of_sharded_step(rows: Sequence[Sequence[Offer]], world: int) -> dict[S
 
 
 def needed(rank: int, ranks: int, row: Sequence[Offer], world: int) -> set[int]:
-    """The parts that a rank reads: its own and its leader's if there are as many ranks as made the step, else all."""
+    """The parts that a rank reads to restore a step.
+
+    If as many `ranks` restore the step as saved it (`world`), a rank reads its own part and that of its node's leader.
+    The leader's part is found among the rank's offers (`row`); if none is a leader's, part 0 is read. Otherwise a rank
+    reads all parts.
+    """
     if ranks != world:
         return set(range(world))
     leader = next((offer.part for offer in row if offer.kind == Kind.LEADER), 0)
@@ -162,9 +172,11 @@ def needed(rank: int, ranks: int, row: Sequence[Offer], world: int) -> set[int]:
 def _transfers(
     needs: Sequence[set[int]], holders: dict[int, list[int]], rather: dict[int, list[int]]
 ) -> list[Transfer]:
-    """The transfers after which each rank has the parts that it needs. `holders` are the ranks that have each part.
+    """The transfers after which each rank has the parts that it needs. `needs` has the needed parts by rank.
 
-    `rather` are the ranks with a part's replica: the first sends it to all that need the part, even if they have it.
+    `holders` lists the ranks that have a part. The first of them sends the part to the ranks that need it and lack it.
+    `rather` lists the ranks that have a replica of a part. For the parts in `rather`, the first of these ranks sends
+    the replica to all other ranks that need the part, even to those that have it.
     """
     transfers = []
     for part in sorted(holders):

@@ -78,9 +78,9 @@ class BufferChoice(NamedTuple):
 def to_keep(statuses: Sequence[SaveStatus], *, partnered: bool) -> int | None:
     """The sequence number of the save that no rank may overwrite with the save that begins.
 
-    It is 0 if this group has saved nothing yet: then each rank overwrites its older buffer. None if all ranks skip the
-    save, because storage still needs a buffer. With `partnered`, only the older of the last two saves may be
-    overwritten.
+    Usually this is the newest save that all ranks have. Without `partnered`, it is the save before that one if storage
+    still needs the earlier save. 0 if this group has saved nothing yet: then each rank overwrites its older buffer.
+    None if all ranks skip the save, because storage still needs the buffers that would be overwritten.
     """
     common = set.intersection(*({each.first, each.second} for each in statuses)) - {0}
     if not common:  # this group has saved nothing yet
@@ -140,7 +140,10 @@ class SaveGroup:
         self._nonce = None
 
     def meet(self) -> None:
-        """Agree with a new group's ranks on the number of their first save. A collective, at the first call only."""
+        """Agree with all ranks of a new group on the group's number and on the highest sequence number so far.
+
+        The first call in a group is a collective. Later calls do nothing.
+        """
         if self._nonce is not None:
             return
         client = self._memory if isinstance(self._memory, MemoryClient) and self._memory.buffers else None
@@ -174,7 +177,10 @@ class SaveGroup:
         return highest, made
 
     def free(self) -> BufferChoice | None:
-        """The older of the buffers that do not wait for storage, for a state that is not sharded; None if both wait."""
+        """Choose the buffer for the next save of a state that is not sharded; None if both buffers wait for storage.
+
+        Of the buffers that do not wait for storage, it is the one with the older save.
+        """
         ages = []
         for number, buffer in enumerate(self._memory.buffers):
             record = buffer.record()
@@ -186,7 +192,10 @@ class SaveGroup:
         return BufferChoice(number, isinstance(self._memory, MemoryClient) and self._memory.buffers[1 - number].wanted)
 
     def sent(self, sequence: int, length: int, local_world: int) -> None:
-        """Note that the agent copies `length` bytes to another node, as it does for all `local_world` ranks in turn."""
+        """Note that the agent is copying the save `sequence` to another node, and by when it should have answered.
+
+        The time allows for the saves of all `local_world` ranks of the node, one after another, each of `length` bytes.
+        """
         self._sent = sequence
         self._answer_by = time.monotonic() + copied_within(length, local_world)
 
@@ -205,9 +214,10 @@ class SaveGroup:
         return (Copied.BUSY, "") if why is None else (Copied.FAILED if why else Copied.READY, why)
 
     def agree(self, copied: tuple[Copied, str], *, has_room: bool, due: bool) -> BufferChoice | LeftOut:
-        """The buffer to overwrite, so that all ranks keep the same steps, or why all ranks skip the step. A collective.
+        """Agree on the buffer to overwrite, so that all ranks keep the same steps. A collective.
 
-        `copied` is the result of the method `copied`. A step that is `due` for storage is saved even without memory.
+        Returns the buffer, or why all ranks skip the step. `copied` is the result of the method `copied`. `has_room` is
+        False if this rank's memory has no room for the save. Then a step is skipped unless it is `due` for storage.
         """
         saved = [record.sequence if (record := buffer.record()) else 0 for buffer in self._memory.buffers]
         first, second = (sequence if sequence > self._floor else 0 for sequence in saved)

@@ -59,14 +59,18 @@ class StoreQueue:
         self._requested = sequence
 
     def defer(self, number: int, sequence: int) -> None:
-        """Note a save that is due while storage is busy. `follow_up` sends it if its buffer still holds it."""
+        """Remember a save that is due while storage is busy. `follow_up` sends it unless its buffer was overwritten."""
         self._deferred = (number, sequence)
 
     def drop_deferred(self) -> None:
         self._deferred = None
 
     def follow_up(self, overwritten: int | None) -> None:
-        """Send the deferred save, now that storage is free. Drop it if its buffer was or is to be `overwritten`."""
+        """Send the deferred save, if there is one, now that storage is free.
+
+        `overwritten` is the number of the buffer that the next save overwrites; None if no save follows. The deferred
+        save is dropped if it is in that buffer, or if its buffer already contains another save.
+        """
         deferred, self._deferred = self._deferred, None
         if deferred is None or deferred[0] == overwritten:
             return
@@ -112,7 +116,8 @@ def check_writable(
 ) -> None:
     """Write something to storage and remove it again. Raises NotWritable if storage will never accept a step.
 
-    `tell` sends a text to all ranks and returns theirs, so that all raise the same error. By default there is one rank.
+    `tell` sends a text to all ranks and returns the texts of all ranks, so that all ranks raise the same error. By
+    default there is one rank.
     """
     words = ""
     try:
@@ -150,7 +155,10 @@ def _blocks(file: IO[bytes]) -> Iterator[memoryview]:
 
 
 def _fill_file(descriptor: int, layout: Layout, leaves: list[Leaf]) -> list[int]:
-    """Return the checksums. Allocate space first: writing to a mapped page without disk space kills the process."""
+    """Write the leaves to an open file, as `layout` says, and return the checksums.
+
+    Disk space is allocated first: writing to a mapped page without disk space kills the process.
+    """
     os.posix_fallocate(descriptor, 0, layout.length)
     with contextlib.closing(Buffer(os.dup(descriptor))) as file:
         packed = PackedState(file.map(), 0, layout)

@@ -64,7 +64,7 @@ class Reader:
     """Answers read requests with batches, or with none if the loader has begun a newer iteration."""
 
     def __init__(self, samples: Samples, newest: Any) -> None:
-        """`newest.value`, in shared memory, numbers the loader's newest iteration. Older iterations get no samples."""
+        """`newest.value`, in shared memory, is the number of the newest iteration. Older ones get no samples."""
         self._samples = samples
         self._newest = newest
 

@@ -32,7 +32,7 @@ class EpochOrder(ShuffledOrder):
 
     @property
     def _carries(self) -> bool:
-        """True if adding a key may exceed 64 bits: numpy would drop the carry, and Python does not."""
+        """True if a sum in `_pass` may exceed 64 bits. Then numpy cannot be used, because it would drop the carry."""
         return max(map(max, self.keys)) + max(self.low_mask, self.high_mask) >= 1 << 64
 
     def _pass(self, places: Any, word: Any) -> Any:

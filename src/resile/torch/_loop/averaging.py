@@ -122,10 +122,11 @@ class Averager:
     def __init__(
         self, parameters: Iterable[torch.nn.Parameter], bucket: int = BUCKET, first_bucket: int = FIRST_BUCKET
     ) -> None:
-        """Hook into the backward passes of these parameters, until `close`. `bucket` and `first_bucket` are in bytes.
+        """Hook into the backward passes of these parameters, until `close`.
 
-        Frozen parameters cost nothing. A parameter that is unfrozen gets a slot at the next step and keeps the slot
-        when it is frozen again. Otherwise a model that trains its halves in turns would often rebuild the buckets.
+        `bucket` is the size of a bucket in bytes, and `first_bucket` that of the first one. Frozen parameters cost
+        nothing. A parameter that is unfrozen gets a slot at the next step and keeps the slot when it is frozen again.
+        Otherwise a model that trains its halves in turns would often rebuild the buckets.
         """
         self._parameters = list(parameters)
         self._limits = (bucket, first_bucket)
@@ -150,11 +151,17 @@ class Averager:
 
     @property
     def trained(self) -> dict[str, list[bool]]:
-        """For each parameter, whether it is trained now and whether it ever was, in the same order on all ranks."""
+        """Two lists of flags: `now` tells which parameters are trained now, `ever` which ones ever were.
+
+        The parameters are in the same order on all ranks.
+        """
         return {"now": [parameter.requires_grad for parameter in self._parameters], "ever": list(self._ever)}
 
     def train(self, trained: dict[str, list[bool]]) -> None:
-        """Freeze and unfreeze parameters and build the buckets as on another rank, from that rank's `trained`."""
+        """Freeze and unfreeze parameters as on another rank, and build the same buckets as there.
+
+        `trained` is the property `trained` of the other rank.
+        """
         for parameter, now in zip(self._parameters, trained["now"], strict=True):
             if parameter.requires_grad != now:
                 parameter.requires_grad_(now)
@@ -250,7 +257,10 @@ class Averager:
         return arrived
 
     def _pass_ended(self) -> None:
-        """Torch calls this after a pass. A pass inside another does not count, but averages if all buckets are sent."""
+        """Average the gradients if the step's last backward pass has ended, or if all buckets are sent.
+
+        Torch calls this after each pass. A pass that runs inside another pass is not counted.
+        """
         if self._open and not _within_another_pass():
             self._passes -= 1
         if self._open and (self._passes == 0 or self._sent == len(self._buckets)):

@@ -59,7 +59,10 @@ class Collectives:
         return None if self.world > 1 and not self._grouped else self.gather(row)
 
     def gather(self, row: Sequence[int]) -> list[list[int]]:
-        """Every rank's row, by rank; all rows have one length. RuntimeError if several ranks have no process group."""
+        """Return every rank's row, by rank. All rows must have the same length. A collective.
+
+        Raises RuntimeError if there are several ranks and no process group.
+        """
         if self.world == 1:
             return [list(row)]
         if not self._grouped:
@@ -68,7 +71,10 @@ class Collectives:
         return [[int(number) for number in each.tolist()] for each in self.gather_alike(mine)]
 
     def gather_alike(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor, by rank. All tensors have one shape and are on `device`. Needs several ranks."""
+        """Return every rank's tensor, by rank. A collective of at least two ranks.
+
+        All tensors must have the same shape and be on `device`.
+        """
         rows = [torch.empty_like(mine) for _ in range(self.world)]
         wait(dist.all_gather(rows, mine, async_op=True), self._group)
         return rows

@@ -52,7 +52,11 @@ class Group:
     def __init__(
         self, assignment: WorkerAssignment, backend: str, timeout: float, connect: float = CONNECT.limit
     ) -> None:
-        """Peers have `timeout` seconds to come, then `connect` seconds to connect. Collectives may take `timeout`."""
+        """Note the settings; `form` makes the group.
+
+        Peers have `timeout` seconds to come and then `connect` seconds to connect. Each collective may take `timeout`
+        seconds.
+        """
         self.assignment = assignment
         self.round: Round = assignment.round
         self._backend = backend
@@ -105,9 +109,10 @@ class Group:
 
     @property
     def broken(self) -> bool:
-        """True if the group was aborted or a member has disconnected, so that an error need not be the script's own.
+        """True if the group was aborted or a member has disconnected.
 
-        With NCCL, whose connections are not known here, it may be False although a peer is lost.
+        Then an error in a step may come from the loss of the group. With NCCL, whose connections are not known here,
+        this may be False although a peer is lost.
         """
         return self.over or not all(sockets.is_connected(each) for each in self._peer_connections)
 
@@ -139,7 +144,10 @@ class Group:
             self._break()
 
     def abort_in(self, seconds: float) -> None:
-        """Abort after so many seconds unless the group is destroyed before. The process may end before that."""
+        """Abort after so many seconds, unless the group is destroyed or the process ends before. Does not block.
+
+        If an abort is planned already, nothing changes.
+        """
         if self._abort_timer is None:
             self._abort_timer = threading.Timer(seconds, self.abort)
             self._abort_timer.daemon = True
@@ -148,7 +156,8 @@ class Group:
     def destroy(self, *, in_peace: bool = False) -> None:
         """Leave the group, so that the process can form another one.
 
-        Give `in_peace` if no collective is under way. Otherwise the group is aborted first: no member must wait in it.
+        Give `in_peace` if no collective is under way. Otherwise a gloo group is aborted first, so that no member is
+        left waiting in a collective.
         """
         if self._abort_timer is not None:
             self._abort_timer.cancel()
@@ -171,7 +180,10 @@ class Group:
 
     @contextlib.contextmanager
     def _making(self) -> Iterator[None]:
-        """Count the sockets that are opened within this context as the group's, so that aborting ends them."""
+        """Add the sockets that are opened within this context to the group's, so that aborting the group ends them.
+
+        Raises GroupLost if the round is over.
+        """
         with self._lock:
             if self.over:
                 raise GroupLost(f"round {self.round} is over")
@@ -186,7 +198,10 @@ class Group:
 
     @contextlib.contextmanager
     def _notice_more(self) -> Iterator[None]:
-        """Count sockets of groups that the script makes as the round's. Torch has no hook, so patch its function."""
+        """Within this context, add the sockets of all process groups that the script makes to this group's.
+
+        Torch has no hook for that, so its function is replaced.
+        """
         make = dist.distributed_c10d._new_process_group_helper
 
         def noticed(*args: Any, **more: Any) -> Any:
@@ -205,7 +220,10 @@ class Group:
             time.sleep(BREAK_AGAIN)
 
     def _break(self) -> bool:
-        """End the connections of this round's groups. True if torch is still making a group and may open more."""
+        """End the connections of this round's groups. Returns True if torch is still making a group.
+
+        That group may open more connections.
+        """
         with self._lock:
             making = bool(self._before)
             new = sockets.opened() - self._before[0] if self._before else set()

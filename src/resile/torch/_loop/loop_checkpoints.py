@@ -62,10 +62,11 @@ class LoopCheckpoints:
         return self._saved
 
     def gives_up(self, trained: bool) -> bool:
-        """True if the state is lost, False if training has not begun. Call it when there was nothing to restore.
+        """True if the state is lost, False if training has not begun. Call this when there was nothing to restore.
 
-        The state is lost if some member has taken steps (`trained`). Agents replace processes that give up. The new
-        processes learn of the loss from a file beside the agent's socket, which goes with the agent.
+        The state is lost if some member has taken steps (`trained`), or if a member finds the mark of an earlier loss:
+        a file beside the socket of its agent. If the state is lost, this writes the mark. Agents replace processes that
+        give up, and the new processes learn of the loss from the mark. The mark is gone when the agent is.
         """
         mark = _lost_mark()
         if not trained and not any(row[0] for row in self.ranks.gather([int(mark is not None and mark.exists())])):
@@ -75,7 +76,10 @@ class LoopCheckpoints:
         return True
 
     def enter(self, parts: Parts) -> None:
-        """Prepare for saves in a new group that goes on from a member's state, without `restore`."""
+        """Prepare for saves in a new group. Call this if the group goes on from a member's state.
+
+        A group that goes on from a checkpoint calls `restore` instead.
+        """
         self._checkpointer.regroup()
         self._checkpointer.reserve(parts)
         self._saved = None

@@ -131,14 +131,15 @@ class Rendezvous:
         self._exchange(self._holds)
 
     def note_step(self) -> None:
-        """Note that a step was taken: the count for `MOST_IN_VAIN` begins anew."""
+        """Note that a step was taken. Meetings before the step no longer count for `MOST_IN_VAIN`."""
         self._in_vain = 0
 
     def is_loss(self, error: Exception) -> bool:
-        """True if an error in a step means that a peer is gone, so that the loop goes on in a new round.
+        """True if an error in a step means that a peer is gone. Then the loop goes on in a new round.
 
-        A peer is gone if a member has disconnected, unless the same processes met repeatedly and the error came back
-        each time. A peer is also gone if the master ends the round. Any other error is the script's own.
+        A peer is gone if a member has disconnected. This no longer counts once the same processes have met
+        `MOST_IN_VAIN` times without a step in between. A peer is also gone if the master ends the round; this waits a
+        while for the master to do so. Any other error is the script's own, and the result is False.
         """
         if self._client is None or self.group is None or not isinstance(error, RuntimeError):
             return False
@@ -147,12 +148,12 @@ class Rendezvous:
         return self._client.await_over(self.round, self.group.assignment.verdict_within)
 
     def complete(self) -> None:
-        """Tell the agent that all have taken the last step, so that a node that joins later does not end the round."""
+        """Tell the agent that all members have taken the last step. Then a node that joins does not end the round."""
         if self._client is not None:
             self._client.complete(self.round)
 
     def hang_up(self) -> bool:
-        """Disconnect from the agent after `complete`, and keep the group. Returns False without an agent."""
+        """Disconnect from the agent after `complete`, but stay in the group. Returns False if there is no agent."""
         if self._client is None:
             return False
         self._client.close()
@@ -164,7 +165,10 @@ class Rendezvous:
             self.group.abort_in(RELEASE_AFTER)
 
     def call_again(self) -> None:
-        """Connect to the agent again after `hang_up`, for another loop. Keeps the script's changes to the state."""
+        """Leave the group and connect to the agent again after `hang_up`, for another loop.
+
+        Changes that the script has made to the state in the meantime are kept.
+        """
         self._client = RendezvousClient.from_environment(self._on_over)
         self._state.training.loaded()
         if self.group is not None:
@@ -203,7 +207,13 @@ class Rendezvous:
         self._state.save_in_memory(found)
 
     def _agree(self, holds: int, rank: int, world: int) -> state_sync.SyncResult:
-        """Agree on a state: a checkpoint's if no member has trained or the model is sharded, else that of a member."""
+        """Agree with all members on the state to go on from. A collective.
+
+        If no member has trained, or if the model is sharded, the newest checkpoint is restored. Otherwise, or without a
+        checkpoint, the members take the state of one of them. A sharded model without a checkpoint begins anew. `holds`
+        is the round in which this process last agreed on a state. Raises StateLost if the model is sharded and its
+        trained state is lost.
+        """
         state = self._state
         state.resize(rank, world)
         sync = self._exchange(holds)
