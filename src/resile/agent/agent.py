@@ -260,7 +260,7 @@ class Agent:
     # the end ----------------------------------------------------------------------------------------------------------
 
     def on_signal(self, number: int) -> None:
-        """Pass the signal on to the processes, give them time to save, and leave. A second signal kills them."""
+        """Leave the job: pass the signal on to the processes and give them time to save. A second signal kills them."""
         self._signals += 1
         name = signal.Signals(number).name
         if self._signals > 1:
@@ -297,7 +297,10 @@ class Agent:
             self.done.set_result(exit_code)
 
     def _failure_report(self, told: WorkerFailure, failed_node: str) -> str:
-        """The report of the first failure: `told`, which the master sent, or an earlier one of this node."""
+        """Write the report of the earliest known failure.
+
+        Known are `told`, which the master sent and which happened on `failed_node`, and the failures of this node.
+        """
         from resile.agent.failures.report import report, terminal_width  # not needed unless the job fails
 
         attempt, here = self._launcher.attempt, str(self._node)

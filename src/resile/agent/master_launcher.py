@@ -80,7 +80,9 @@ def run_directory(options: RunOptions, endpoint: Endpoint, environ: Mapping[str,
 
 
 def token_of(options: RunOptions, directory: JobDirectory, endpoint: Endpoint) -> bytes:
-    """The given token; without one, that of the job directory if the endpoint is loopback, else a hash of the run id.
+    """The token that the run was given, or a default.
+
+    The default is the token in the job directory if the endpoint is loopback, otherwise a hash of the run id.
 
     Raises:
         DirectoryError: the token is in the job directory, which does not exist (yet).
@@ -117,7 +119,7 @@ class MasterLauncher:
         """Start a master for this run, unless the run has one. Removes files of an earlier run with this id and port.
 
         Raises:
-            CannotLaunchMaster: the master does not start. It leaves no process behind.
+            CannotLaunchMaster: the master did not come up. Its supervisor, if there is one, was told to end.
         """
         options = self._options
         try:
@@ -141,13 +143,17 @@ class MasterLauncher:
             raise CannotLaunchMaster(f"cannot keep the job in {where}: {why[:1].lower()}{why[1:]}") from error
 
     def close(self) -> None:
-        """Release the lock on NAME.present; the master and its supervisor go on."""
+        """Release the lock on NAME.present, which shows that this agent lives. The master and its supervisor go on."""
         if self._presence is not None:
             os.close(self._presence)
             self._presence = None
 
     def _is_run_present(self) -> bool:
-        """True if an agent of this run or its supervisor lives on this machine. Keeps a shared lock on NAME.present."""
+        """True if another agent of this run, or the run's supervisor, lives on this machine.
+
+        Each of them has a shared lock on the file NAME.present, beside the job directory NAME. This method takes such a
+        lock for this agent.
+        """
         path = self._directory.path.with_suffix(".present")
         self._presence = descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -159,7 +165,11 @@ class MasterLauncher:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
 
     def revive(self, seconds_away: float) -> None:
-        """Start the master again from its journal, if neither the master nor its supervisor lives."""
+        """Start the master again from its journal, if neither the master nor its supervisor lives.
+
+        `seconds_away` is the time since the master was last reached. A supervisor that another agent started counts as
+        gone when that time is more than REVIVE_AFTER. Does nothing after MAX_STARTS starts.
+        """
         if self._starts >= MAX_STARTS or not self._directory.exists:
             return
         gone = self._supervisor.poll() is not None if self._supervisor is not None else seconds_away > REVIVE_AFTER
@@ -234,7 +244,10 @@ class MasterLauncher:
             raise
 
     async def _turn(self) -> contextlib.ExitStack:
-        """Wait for the lock on NAME.launch. Returns a context that releases the lock when it ends."""
+        """Wait until no other agent is launching a master for this run, by a lock on the file NAME.launch.
+
+        Returns a context that releases the lock when it ends.
+        """
         path = self._directory.path.with_suffix(".launch")
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -29,7 +29,10 @@ _MARK = b"no process held this when another one looked; it will be removed\n"
 
 
 def hold(directory: Path) -> int:
-    """Lock an agent's directory until the returned descriptor is closed. OSError if that fails for HOLD_SECONDS."""
+    """Lock an agent's directory. The lock is released when the returned descriptor is closed.
+
+    Raises OSError if another process does not release the lock within HOLD_SECONDS.
+    """
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     until = time.monotonic() + HOLD_SECONDS
     while True:
@@ -45,7 +48,7 @@ def hold(directory: Path) -> int:
 
 
 def is_file_at(descriptor: int, path: Path) -> bool:
-    """True if `path` is still the file of `descriptor`. If not, a lock on the descriptor keeps no process out."""
+    """True if `path` still names the open file `descriptor`. If not, a lock on `descriptor` keeps no process out."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -53,7 +56,7 @@ def is_file_at(descriptor: int, path: Path) -> bool:
 
 
 def sweep_agents(home: Path, kept: float = KEPT_SECONDS) -> None:
-    """Mark directories in `home` that this user's killed agents left; remove those marked `kept` seconds ago."""
+    """Mark directories in `home` that this user's killed agents left. Remove those whose mark is `kept` seconds old."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(home)):
             directory = Path(entry.path)
@@ -67,7 +70,7 @@ def sweep_agents(home: Path, kept: float = KEPT_SECONDS) -> None:
 
 
 def sweep_runs(runs: Path, kept: float = KEPT_SECONDS) -> None:
-    """Mark directories of runs that have no agent and no supervisor; remove those marked `kept` seconds ago."""
+    """Mark directories of runs that have no agent and no supervisor. Remove those whose mark is `kept` seconds old."""
     for launch in runs.glob("*.launch"):
         present = launch.with_suffix(".present")
         with contextlib.suppress(OSError):
@@ -76,7 +79,10 @@ def sweep_runs(runs: Path, kept: float = KEPT_SECONDS) -> None:
 
 
 def _sweep(locks: Sequence[Path], kept: float, remove: Callable[[Path], None], path: Path) -> None:
-    """Mark `locks[0]`; if it was marked `kept` s ago, call `remove(path)`. Raises OSError if a process holds a lock."""
+    """Mark the file `locks[0]`. If it has a mark that is at least `kept` seconds old, call `remove(path)` instead.
+
+    Raises OSError if another process has locked one of the files `locks`.
+    """
     with contextlib.ExitStack() as held:
         descriptors = [held.enter_context(_locked(lock)) for lock in locks]
         mark = os.fstat(descriptors[0])

@@ -29,7 +29,10 @@ class WaitLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def away(self, endpoint: Endpoint | None, seconds: float, why: str, patience: float) -> None:
-        """Log that the master has been away for `seconds`: at first and every AWAY_EVERY s, until `patience` s."""
+        """Log that the master at `endpoint` cannot be reached, and `why`: at first, and then every AWAY_EVERY seconds.
+
+        The master has been away for `seconds`. Nothing is logged after `patience` seconds, or if `endpoint` is None.
+        """
         if seconds >= patience or endpoint is None:
             return
         if self._told_away_at is None or not 0 <= seconds - self._told_away_at < AWAY_EVERY:

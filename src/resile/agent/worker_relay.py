@@ -104,7 +104,10 @@ class Relay:
                     self._send(message)
 
     def on_close(self, connection: Connection, _: str) -> None:
-        """Forget an ended connection, and free the shards of a forked child. The agent sees other processes end."""
+        """Forget an ended connection. If it was that of a forked child, report that the child's shards are free.
+
+        The shards of other processes are freed by `gone`, when the agent sees the process end.
+        """
         name = connection.owner
         if name is None or self._connections.get(name) is not connection:
             return

@@ -17,7 +17,7 @@ from resile.api.timeouts import Timeouts, derive
 
 
 class Loss(enum.StrEnum):
-    """What happens to a job when it gives a rank up: the rank's node has ended and is not replaced."""
+    """What happens to a job that gives a rank up, because the rank's node has ended and is not replaced."""
 
     TOLERATED = "tolerated"
     """The job goes on as long as enough nodes that train are left."""

@@ -61,7 +61,11 @@ class CheckpointServer:
         yield_memory: Callable[[], bool] = lambda: False,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """`yield_memory` asks the agent to free memory; False if it freed none. Storing calls `pause` between tries."""
+        """Serve processes at the socket `path`, once `start` is called.
+
+        `yield_memory` makes the agent free memory, and returns False if it freed none. `pause` gets the seconds to wait
+        between two tries to store what `flush` or `rescue` found.
+        """
         self._socket = MemorySocket(path, self._on_message)
         self._pause = pause
         self._buffers: dict[int, list[Buffer]] = {}
@@ -100,7 +104,11 @@ class CheckpointServer:
             self._outlive_copies({rank: self._newest(rank) for rank in self._buffers})
 
     def _outlive_copies(self, before: dict[int, int]) -> None:
-        """Free replicas of another node once each rank has a newer save than in `before`; until then, look again."""
+        """Free the replicas of other nodes if every local rank has a newer save than in `before`.
+
+        `before` has the sequence number of the newest save of each local rank. If a rank has no newer save yet, the
+        check is repeated after LOOK_AGAIN seconds.
+        """
         filled = self._socket.filled_ranks
         if filled and all(self._newest(rank) > before.get(rank, 0) for rank in filled):
             self.replicas.give_back()
@@ -124,10 +132,11 @@ class CheckpointServer:
         self._buffers.clear()
 
     def flush(self, what_next: str = "") -> None:
-        """Begin to store what ended processes left in memory; `what_next` is added to the log line about it.
+        """Begin to store the checkpoints that ended processes left in memory.
 
-        New processes do not overwrite the newest checkpoint of each rank until it is stored, unless the rank's other
-        buffer is still being stored: one buffer must stay free for new saves, however long storage takes.
+        `what_next` is added to the log line about the stored checkpoint. New processes do not overwrite the newest
+        checkpoint of a rank until it is stored. The exception is a rank whose other buffer is still being stored: one
+        buffer of a rank must stay free for new saves, however long storage takes.
         """
         held = {rank: [buffer.record() for buffer in buffers] for rank, buffers in self._buffers.items()}
         if held == self._flushed:
@@ -174,7 +183,10 @@ class CheckpointServer:
             self._flushed = {}
 
     async def flushed(self, patience: float) -> None:
-        """Wait until all checkpoints are stored, at most `patience` s or until `hurry`. Called when the node ends."""
+        """Wait until all checkpoints are stored, but at most `patience` seconds. A call of `hurry` ends the wait.
+
+        Called when the node ends.
+        """
         self._leaves.set()
         waiting = [asyncio.wrap_future(future) for future in list(self._storing.pending)]
         if not waiting:
@@ -227,7 +239,10 @@ class CheckpointServer:
         peer.send(Opened(), [buffer.descriptor for buffer in buffers])
 
     def _take_over(self, buffers: list[Buffer]) -> None:
-        """Begin to store what the last process of `buffers` wanted stored: another process fills them from now on."""
+        """Begin to store the checkpoints in `buffers` that wait for storage, unless they are being stored already.
+
+        Called when a new process begins to fill `buffers`. The checkpoints are those of the process before it.
+        """
         for buffer in buffers:
             if buffer.wanted and buffer not in self._storing.claimed and buffer is not self._rescued:
                 record = buffer.record()
@@ -265,7 +280,11 @@ class CheckpointServer:
     def _do(
         self, thread: WorkThread, peer: Peer, number: int, sequence: int, kind: type[Stored] | type[ReplicaSent]
     ) -> None:
-        """Queue the storing or copying of a buffer. The process waits for the answer `kind` and always gets one."""
+        """Queue what the process `peer` asked for: to store or to copy the save `sequence` in its buffer `number`.
+
+        The work is to store the buffer if `kind` is Stored, and to copy it to the partner if `kind` is ReplicaSent. The
+        process always gets an answer of type `kind`, also if the work fails.
+        """
         loop, local_rank = asyncio.get_running_loop(), peer.local_rank or 0
 
         def answer(error: str) -> None:

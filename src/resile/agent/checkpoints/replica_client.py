@@ -42,7 +42,10 @@ class ReplicaClient:
         return self._partner is not None
 
     def enter(self, round_: Round, replica_endpoint: ReplicaEndpoint | None) -> None:
-        """Copy checkpoints to this partner from `round_` on; None if there is no partner. Cuts off a running copy."""
+        """Send copies to the partner at `replica_endpoint` from `round_` on. None means that there is no partner.
+
+        A copy that is being sent is cut off.
+        """
         self._round, self._partner = round_, replica_endpoint
         if (stream := self._stream) is not None:  # the partner refuses copies of an older round
             stream.cut()

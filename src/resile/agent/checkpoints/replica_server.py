@@ -110,7 +110,7 @@ class ReplicaServer:
         threading.Thread(target=self._serve, args=(listener,), name="resile-copies", daemon=True).start()
 
     def replica_endpoint(self, address: str) -> ReplicaEndpoint | None:
-        """Where other nodes send replicas, if they reach this node by `address`; None if it keeps no replicas."""
+        """Where nodes that reach this node by `address` send replicas; None if this node keeps no replicas."""
         if self._listener is None:
             return None
         return ReplicaEndpoint(address=address, port=self._listener.getsockname()[1], fingerprint=self._fingerprint)
@@ -202,10 +202,10 @@ class ReplicaServer:
 
     @contextlib.contextmanager
     def _turn(self, copy: ReplicaOffer, stream: BulkStream) -> Iterator[bool]:
-        """Lock the buffers of the local rank of `copy`; yields False if another copy keeps them locked.
+        """Lock the buffers of the local rank of `copy`. Yields False if the lock is not free within GIVE_WAY seconds.
 
-        A node sends one copy at a time. So if another copy of the same or an older round is still being received, its
-        sender was lost or hangs, and that copy is cut off.
+        Another copy of the same local rank that is still being received is cut off first, if its round is the same or
+        older. A node sends one copy at a time, so the sender of that other copy was lost or hangs.
         """
         with self._guard:
             lock = self._locks.setdefault(copy.local_rank, threading.Lock())
@@ -276,7 +276,11 @@ class ReplicaServer:
         return f"it is of round {copy.round}, and this node is in round {self._round}"
 
     def _forget_older(self, copy: ReplicaOffer) -> None:
-        """Free replicas of older rounds once this rank has two of the round of `copy`: all nodes sent one by then."""
+        """Free the replicas of local ranks that have only replicas of older rounds than that of `copy`.
+
+        Does nothing until the local rank of `copy` has two replicas of its round. By then all nodes have sent a replica
+        of this round, so that the older ones are not needed.
+        """
         newest = {
             rank: max((self._arrivals[each].round for each in pair if each in self._arrivals), default=NO_ROUND)
             for rank, pair in self._buffers.items()

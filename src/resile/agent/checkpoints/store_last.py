@@ -22,7 +22,10 @@ Held = tuple[Buffer, Record]
 
 
 def left_in(ranks: Iterable[list[Buffer]]) -> tuple[list[Held], list[Held]]:
-    """The checkpoints that are not in storage: the newest of each rank, and the older ones. Releases other buffers."""
+    """Find checkpoints that still have to be stored: the newest of each rank, and the older ones.
+
+    `ranks` has the buffers of each rank. Buffers without such a checkpoint are released.
+    """
     newest: list[Held] = []
     older: list[Held] = []
     for buffers in ranks:
@@ -57,9 +60,10 @@ def store_last(
     pause: Callable[[float], object],
     what_next: str = "",
 ) -> str:
-    """Store `newest`; if that step is then not complete in storage, store `older` too. All buffers are released.
+    """Store the checkpoints `newest`. If their step is then not complete in storage, store `older` too.
 
-    Returns an empty string, or why something was not stored. `what_next` ends the log line about the checkpoint.
+    Returns why a checkpoint was not stored, or an empty string. Before each new try, `pause` is called with the next of
+    `pauses`. `what_next` ends the log line about the stored checkpoint. All buffers are released at the end.
     """
     left = iter(pauses)
     try:
@@ -81,7 +85,11 @@ def store_last(
 
 
 def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:
-    """The record of `buffer` if it is newer than all stored ones of `siblings`; else None, and `buffer` is released."""
+    """The record of the checkpoint in `buffer`, if that has to be stored; else release `buffer` and return None.
+
+    The checkpoint has to be stored if it can be, and is newer than all checkpoints of `siblings` (the rank's buffers)
+    in storage.
+    """
     record = buffer.record()
     try:
         stored = max(each.stored for each in siblings)

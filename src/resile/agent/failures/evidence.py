@@ -120,7 +120,11 @@ def read_error_file(path: str) -> ErrorFile:
 
 
 def find_traceback(text: str) -> ErrorFile:
-    """The last Python traceback in `text`, with those chained before it; empty if none. `text` may begin inside it."""
+    """Find the last Python traceback in `text`. The beginning of the traceback may be missing.
+
+    Returns the error and the lines of the traceback, with the tracebacks chained before it. Fields are empty if there
+    is no traceback.
+    """
     lines = without_rank(text).splitlines()
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     if not frames:

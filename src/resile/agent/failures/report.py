@@ -62,7 +62,10 @@ def report(
     log_file: str = "",
     width: int = WIDTH,
 ) -> str:
-    """The report of `failure`, the first of a run, and of at most `SHOWN_OTHERS` of `others`. No final newline."""
+    """Format a report of `failure`, the first failure of a run, for people. Returns it without a final newline.
+
+    `node` is where `failure` happened. At most `SHOWN_OTHERS` of the failures `others` are added in short.
+    """
     facts = {
         "why": _why(failure),
         "how": _how(failure),

@@ -53,7 +53,10 @@ class Forks:
         return True
 
     def rest(self) -> list[Standby]:
-        """Wait at most COLLECT_WITHIN for each standby that is being forked. Returns them; `answered` is not called."""
+        """Wait for the standbys that are being forked, and return those that get ready within COLLECT_WITHIN each.
+
+        Their callbacks (`answered`) are not called.
+        """
         late = []
         for line in list(self._lines):
             select.select([line], [], [], COLLECT_WITHIN)
@@ -86,7 +89,11 @@ class ForkQueue:
         return len(self._all)
 
     def add(self, come: Come, within: Seconds | None = None) -> Callable[[], None]:
-        """Queue a process; `come` gets None after `within` seconds. Returns a function that takes it off the queue."""
+        """Queue a process that waits for a standby.
+
+        `come` is called with the standby, or with None if there is none after `within` seconds. Returns a function that
+        takes the process off the queue.
+        """
         self._all[come] = self._loop.call_later(within, self._late, come) if within is not None else None
         return lambda: self._leave(come)
 

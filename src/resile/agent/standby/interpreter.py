@@ -119,9 +119,11 @@ class Script:
         return [os.getcwd() if self.module else os.path.dirname(os.path.realpath(self.file))]
 
     def wanted(self, named: list[str]) -> list[str]:
-        """Modules to import: those of torch that the script's source imports, and `named`, those of `--preload`.
+        """List the modules to import: those of torch that the script's source imports, and `named` (from `--preload`).
 
-        Raises Unfit if the script sets variables before it imports torch, NotWanted if there is nothing to import.
+        Raises:
+            Unfit: the script sets environment variables before it imports torch.
+            NotWanted: there is nothing to import.
         """
         from resile.agent.standby import (
             script_imports,  # here, so that agents, which import this module too, do not pay for it
@@ -156,7 +158,7 @@ class Script:
 
 
 class Start:
-    """Turns a standby into a training process; the same for all standbys of a template."""
+    """Turns this interpreter into a training process, by `begin`. All standbys of a template begin in the same way."""
 
     def __init__(self, script: Script, files: Mapping[str, tuple[int, int]], score: int) -> None:
         self._script = script
@@ -196,7 +198,7 @@ class Start:
 
 
 class _Watched(type(os.environ)):  # type: ignore[misc]
-    """An `os.environ` that notes in `asked` which variables of `changing` an import reads."""
+    """An `os.environ` that adds a variable to `asked` when an import reads it, if the variable is in `changing`."""
 
     changing: frozenset[str] = frozenset()
     asked: set[str] = set()  # noqa: RUF012 - there is one environment
@@ -214,7 +216,12 @@ class _Watched(type(os.environ)):  # type: ignore[misc]
 
 
 def _import(names: Iterable[str], needed: set[str], changing: Iterable[str]) -> None:
-    """Import `names`; errors of modules that are not in `needed` are left to the script. Raises Unfit or Unripe."""
+    """Import the modules `names`. Errors are ignored, unless the module is in `needed`: the script will get them too.
+
+    Raises:
+        Unfit: a module in `needed` cannot be imported.
+        Unripe: a module read one of the variables `changing` while it was imported.
+    """
     plain = type(os.environ)
     _Watched.changing = frozenset(changing)
     os.environ.__class__ = _Watched
@@ -258,7 +265,10 @@ def _descriptors() -> set[str]:
 
 
 def _left_behind(opened: set[str]) -> str:
-    """A sentence about threads, or files not in `opened`, that imports left behind; empty if there are none."""
+    """A sentence about threads or an open file that imports left behind; empty if there are none.
+
+    `opened` are the descriptors that were open before the imports.
+    """
     # OpenBLAS ends its idle threads before a fork and starts them again later, so a test fork shows which remain.
     if _threads():
         with warnings.catch_warnings():
@@ -281,9 +291,10 @@ def _threads() -> int:
 
 
 def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
-    """Fork a standby whenever the agent asks. Returns only in a standby that became a process whose script has ended.
+    """Fork a standby whenever the agent asks for one on `line`, until the agent asks this process to begin.
 
-    Standbys run this loop too. The second fork makes an orphan, which the agent adopts.
+    Then this process runs the script, and the function returns when the script has ended. Standbys run this loop too.
+    The process that forks a standby ends at once, so that the standby is an orphan, which the process `agent` adopts.
     """
     while True:
         word, descriptors = _hear(line)
@@ -326,7 +337,7 @@ def _become_child_of(agent: int) -> None:
 
 
 def _take_over(stream: int, descriptor: int) -> None:
-    """Redirect a stream to `descriptor`, and first write to it what imports have printed to the stream so far."""
+    """Redirect `stream` to `descriptor`, and write there what imports have printed to `stream` so far."""
     printed = os.pread(stream, os.fstat(stream).st_size, 0)
     os.dup2(descriptor, stream)
     os.close(descriptor)

@@ -63,7 +63,7 @@ class StandbyPool:
         stdin: int | None = None,
         changed: Callable[[StandbyFacts], None] = lambda _: None,
     ) -> None:
-        """`stdin` is for training processes; None: the agent's. `changed` is called when standbys come or go."""
+        """`stdin` is the stdin of training processes, as for Popen. `changed` is called when standbys come or go."""
         self._wanted = options.standbys
         self._off_because = cold_because(options) if self._wanted else "--standbys is 0"
         self._preload = Preload(options, environ, stdin)
@@ -94,7 +94,10 @@ class StandbyPool:
     # what the agent asks ----------------------------------------------------------------------------------------------
 
     def ahead(self) -> None:
-        """Start a template now for the first processes, if the script imports torch and `--preload` is not given."""
+        """Start a template for the first processes now, if the script imports torch.
+
+        Does nothing if `--preload` is given, or if this pool makes no standbys.
+        """
         # A module of `--preload` may turn out not to be importable by a template, which would delay the first start.
         if not self._off_because and not self._preload.preload:
             self._reading = self._loop.run_in_executor(None, self._preload.imports_torch)
@@ -124,7 +127,10 @@ class StandbyPool:
             self._fork()
 
     def take(self, environment: Mapping[str, str]) -> Standby | None:
-        """Take a standby for a process with these variables, or a template that still imports; None if none exists."""
+        """Take a standby, or a template that still imports, for a process with the variables `environment`.
+
+        Returns None if there is neither, or if they were made with other variables.
+        """
         # A template that still imports is taken, because an import that starts now would end later and slow it down.
         self._reading = None
         if not self._ready and (self._template is None or self._warm):
@@ -142,9 +148,10 @@ class StandbyPool:
         return taken
 
     def wait_for(self, environment: Mapping[str, str], come: Come) -> Callable[[], None] | None:
-        """Fork a standby, now or after the running import, and call `come` with it; with None if that fails.
+        """Let a process with the variables `environment` wait for a standby, forked now or after the running import.
 
-        Returns a function that cancels the wait; None, without a call of `come`, if no standby can be forked.
+        `come` is called with the standby, or with None if none comes. Returns a function that cancels the wait. If no
+        standby can be forked, returns None and never calls `come`.
         """
         template = self._template if self._warm else None
         if (template is None and self._hurried is None and not self._awaits_heir) or not self._serves(environment):
@@ -171,7 +178,10 @@ class StandbyPool:
         begun: Callable[[], None],
         lost: Callable[[int], None],
     ) -> None:
-        """Turn a standby into a training process, then call `begun`; if it ends before, call `lost(exit_code)`."""
+        """Turn a standby into a training process, and call `begun` when it has begun.
+
+        If the standby ends before that, `lost` is called with its exit code.
+        """
         try:
             order = StartOrder(command, environment, streams)
         except OSError:
@@ -349,7 +359,10 @@ class StandbyPool:
     # when it goes wrong -----------------------------------------------------------------------------------------------
 
     def _failed(self, why: str) -> None:
-        """Try again after a pause; give up after MAX_FAILURES. Failures before the next try count as one."""
+        """Call `warm` again after a pause, or give up after MAX_FAILURES failures. `why` goes to the log.
+
+        Processes that wait for a standby start from scratch. Failures before the next call of `warm` count as one.
+        """
         self._queue.disappoint()
         if self._off_because or self._failing:
             return
@@ -414,7 +427,10 @@ class StandbyPool:
             self._timer = None
 
     def _tell(self, *, measured: bool = False) -> None:
-        """Call `changed` with the standbys' number and memory. `measured`: measure the memory now (milliseconds)."""
+        """Call `changed` with the number of standbys and the memory that they take with their template.
+
+        With `measured`, the memory is measured anew and logged. Otherwise the last measurement is used.
+        """
         all_ = [*self._ready, *([self._template] if self._template is not None else [])]
         memory = self.facts.memory if all_ else Bytes(0)
         if measured:

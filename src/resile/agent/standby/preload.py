@@ -66,7 +66,10 @@ class Preload:
         self._need = USUAL
 
     def imports_torch(self) -> bool:
-        """True if the script imports torch and sets no variables before. Reads the script's files, so it may block."""
+        """True if the script imports torch and sets no environment variables before that.
+
+        May block, because it reads the script's files.
+        """
         try:
             return bool(Script(self._program).wanted([]))
         except Unfit:

@@ -41,7 +41,10 @@ class Source(NamedTuple):
 
 
 def read(paths: Sequence[str], root: str) -> Source:
-    """Read the files `paths` of a program in order, and the program's own modules that they import from `root`."""
+    """Find out what a program imports of torch, and whether it sets environment variables before that.
+
+    Reads the files `paths` in order, and the program's own modules in `root` that they import.
+    """
     reader = _Reader(root)
     for path in paths:
         reader.follow(path)

@@ -30,7 +30,7 @@ COLLECT_WITHIN = 2.0
 
 
 class Standby:
-    """An interpreter, template or standby: a child process of the agent at the other end of a socket."""
+    """A child process of the agent that is a template or a standby, with the socket to it."""
 
     def __init__(self, pid: int, line: socket.socket) -> None:
         """The process `pid` must be a child of this process and lead a process group; `line` is the socket to it."""
@@ -166,10 +166,16 @@ def die_with_agent(agent: int) -> Callable[[], None]:
 
 
 class StartOrder:
-    """The message that turns a standby into a training process: command, environment, streams. Its maker closes it."""
+    """The message that turns a standby into a training process: command, environment and streams.
+
+    It has open descriptors, which its maker closes by `give` or `close`.
+    """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> None:
-        """Duplicate `streams`, which the caller still closes. Raises OSError if no file can be made."""
+        """Make the message, with duplicates of `streams`. The caller closes `streams`.
+
+        Raises OSError if no file or duplicate can be made.
+        """
         with contextlib.ExitStack() as undo:
             words = os.memfd_create("resile-order", os.MFD_CLOEXEC)
             undo.callback(os.close, words)
@@ -183,7 +189,11 @@ class StartOrder:
             self._undo = undo.pop_all()
 
     def give(self, standby: Standby) -> None:
-        """Send the message and close its descriptors. A standby that does not confirm is killed; `on_end` follows."""
+        """Send the message to `standby` and close the message's descriptors here.
+
+        If it cannot be sent, or the standby does not confirm it within BEGIN_WITHIN seconds, the standby is killed. The
+        caller then gets the callback `on_end` of `Standby.watch`.
+        """
         try:
             standby.send(BEGIN, self._descriptors)
         except OSError:
@@ -192,5 +202,5 @@ class StartOrder:
         self.close()
 
     def close(self) -> None:
-        """Close the descriptors of this order. May be called twice."""
+        """Close the descriptors of this message. May be called twice."""
         self._undo.close()

@@ -34,7 +34,10 @@ class LogDirectory:
     """Where the files of an agent's processes go: DIR/RUN_ID_xxxxxxxx/attempt_N/LOCAL_RANK/, as torchrun has it."""
 
     def __init__(self, options: RunOptions, private: Path) -> None:
-        """Make the directory, in `private` (removed at exit) unless the flags ask for log files. May raise OSError."""
+        """Make the directory. If no flag asks for log files, it is in `private`, which is removed at exit.
+
+        May raise OSError.
+        """
         self.kept = bool(options.log_dir) or any(options.to_file(rank) for rank in range(options.nproc))
         base = options.log_dir or (tempfile.mkdtemp(prefix="resile_logs_") if self.kept else private / "logs")
         os.makedirs(base, exist_ok=True)
@@ -142,12 +145,15 @@ class Attempt:
         await self._group.stop(grace, number)
 
     def enter(self, round_: Round, assignment: RoundAssignment, local_ranks: list[int]) -> None:
-        """Note that the processes `local_ranks`, in the order of their global ranks, are in another round now."""
+        """Record that the processes `local_ranks` are in `round_` now. Their order is that of their global ranks."""
         self.round, self.assignment = round_, assignment
         self.ranks = {local_rank: assignment.first_rank + number for number, local_rank in enumerate(local_ranks)}
 
     def replace(self, local_rank: int, number: int) -> str:
-        """Start attempt `number` of a local rank whose process failed. Returns its new name, or raises CannotStart."""
+        """Start attempt `number` of a local rank whose process failed, and return the name of the new process.
+
+        Raises CannotStart if no process can be started.
+        """
         self._numbers[local_rank] = number
         self.names[local_rank] = f"{self._node.owner}.{number}.{local_rank}"
         try:
@@ -239,7 +245,11 @@ class Attempt:
 
 
 def _without_signal(failure: WorkerFailure, asked: int) -> WorkerFailure:
-    """The failure without the agent's signal, which would mislead: the process had recorded its error before."""
+    """Put exit code 1 in place of the signal of `failure`, if that is `asked` or SIGKILL, which the agent sends.
+
+    The process had recorded its error before the signal came, so that the signal would mislead. A failure for lack of
+    memory is returned unchanged.
+    """
     if failure.oom or failure.signal not in (asked, signal.SIGKILL):
         return failure
     return msgspec.structs.replace(failure, signal=0, exit_code=1)

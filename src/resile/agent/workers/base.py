@@ -35,14 +35,17 @@ class Standing(NamedTuple):
 
 
 class Workers(Protocol):
-    """The workers of one node, from first to last round. Methods that only `return` here need not be overridden."""
+    """The workers of one node, from first to last round.
+
+    Methods whose body here is a bare `return` do nothing by default. Subclasses need not define them.
+    """
 
     newest: Round
     """The newest round that the master has named."""
 
     @property
     def is_training(self) -> bool:
-        """True if the workers have work that goes on without a master."""
+        """True if the workers are training. They go on while the master is away, so the agent does not give up then."""
 
     def standing(self) -> Standing: ...
 
@@ -57,14 +60,20 @@ class Workers(Protocol):
     def on_round_over(self, over: RoundOver) -> None: ...
 
     def on_state_held(self, round_: Round) -> None:
-        """Kill processes that do not leave `round_` or an older round: another node has the training's state."""
+        """Kill processes that are stuck in `round_` or an older round.
+
+        They are not needed any more, because another node has the training's state.
+        """
         return
 
     def on_stopped(self, following: tuple[Round, RoundAssignment] | None) -> None:
         """Start processes in the round `following`; if it is None, ask for a round. All old processes are gone."""
 
     def on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
-        """Handle the end of a process, and its failures if it failed. `local_rank` is None if none could be started."""
+        """Handle the end of a process. `failures` is empty if the end is no failure.
+
+        If no process could be started, `local_rank` is None.
+        """
 
     def on_ready(self, line: Line, message: WorkerReady) -> None: ...
 

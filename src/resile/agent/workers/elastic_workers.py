@@ -74,7 +74,11 @@ class ElasticWorkers:
         leave_within: float,
         ready_within: float,
     ) -> None:
-        """Take over from `before`: its processes stay from now on. `rescue` stores their saves if a node is lost."""
+        """Take over the processes of `before`, which live on from now on when a round ends.
+
+        `rescue` is called when a node is lost, and begins to store what the processes have saved. A process has
+        `leave_within` seconds to leave a round that is over, and `ready_within` seconds to get ready.
+        """
         self._restarting = before
         self._send = send
         self._launcher = launcher
@@ -238,7 +242,10 @@ class ElasticWorkers:
             self._send(message)
 
     def on_close(self, line: Line) -> None:
-        """If the process is in a round, note that it took its last step. If it is ready, kill it."""
+        """Handle that a process closed its connection to the agent.
+
+        If the process is in a round, it counts as having taken its last step. If it waits for a round, it is killed.
+        """
         worker = self._by_line.pop(line, None)
         if worker is None:
             return
@@ -298,7 +305,11 @@ class ElasticWorkers:
         self._settle()
 
     def _start_again(self, worker: Worker, *, permanent: bool) -> None:
-        """Replace a failed process: at once, or later if it keeps failing or the master may end the job for it."""
+        """Replace a failed process, after a pause if it keeps failing before it is in a round.
+
+        There is also a pause if the failure is `permanent` or no restart is left, because the master may end the job
+        then.
+        """
         delay = BACKOFF.after(worker.unplaced_failures - 1)
         if self._launcher.restarts.is_spent:
             log.warning("local rank %d failed, and no restart is left (--max-restarts)", worker.local_rank)
@@ -342,7 +353,10 @@ class ElasticWorkers:
             self._finish(attempt, self._current)  # else a process that belongs to the round is still starting
 
     def _finish(self, attempt: Attempt, round_: Round) -> None:
-        """Dismiss processes that wait for another round: the training is done. Report that if no process is left."""
+        """End the processes that start or wait for another round, because the training is done.
+
+        If no process is left, report to the master that this node has finished in `round_`.
+        """
         attempt.failures.clear()
         for worker, _ in [*self._workers.in_state(Starting), *self._workers.in_state(Ready)]:
             worker.on(Event.DISMISSED, Dismissed())

@@ -76,7 +76,10 @@ class HungWorkers:
         worker.set_deadline(self._leave_within, self._detach)
 
     def on_state_found(self) -> None:
-        """Give stuck workers the usual time to leave, from now on: a sibling that has the state has left its round."""
+        """Give stuck workers only the usual time (`leave_within`) to leave their round, from now on.
+
+        Called when another worker of this node, which has the state, has left its round.
+        """
         for worker, stuck in self._workers.in_state(Stuck):
             self.expect_to_leave(worker, Event.STATE_FOUND, stuck)
 

@@ -85,7 +85,10 @@ def set_oom_score(score: int) -> None:
 
 
 def yield_cpu() -> int:
-    """Lower the CPU priority of this process, if it may raise the priority again. Returns the previous priority."""
+    """Lower the CPU priority of this process, and return the previous priority.
+
+    Does not lower it if this process would not be allowed to raise it again.
+    """
     before = os.getpriority(os.PRIO_PROCESS, 0)
     lower = min(before + _LOWER, 19)
     probe = os.fork()

@@ -49,7 +49,7 @@ class Tail:
     """The last bytes that one process printed, of both streams in the order in which they were read."""
 
     def __init__(self, *files: Path) -> None:
-        """`files` are logs that the process writes itself, so that `add` gets nothing of them; `read` reads them."""
+        """`files` are logs that the process itself writes. `read` reads them, because `add` does not get them."""
         self._files = files
         self._chunks: deque[bytes] = deque()
         self._held = 0
@@ -80,7 +80,10 @@ class Stream:
         self.ended = False
 
     def take(self, *, everything: bool) -> bytes:
-        """Remove and return unwritten lines; an unfinished line only if it is long, old or last, or `everything`."""
+        """Remove and return the lines to be written now, with the prefix.
+
+        An unfinished line is left out, unless it is long or old, the stream has ended, or `everything` is True.
+        """
         stale = time.monotonic() - self.waiting_since >= IDLE
         if everything or self.ended or stale or len(self.unwritten) >= LONGEST_LINE:
             end = len(self.unwritten)
@@ -122,7 +125,11 @@ class Output:
         self._thread.start()
 
     def open(self, outlet: Outlet, prefix: bytes, tail: Tail) -> tuple[int, Stream | None]:
-        """Open a descriptor for a process; the caller closes it. The stream is None if only a file gets the output."""
+        """Open a descriptor to which a process prints, and return it with its stream. The caller closes the descriptor.
+
+        Each line gets `prefix`, and `tail` gets a copy. If the output only goes to a file, the process itself writes
+        the file. The stream is then None, and `prefix` and `tail` are not used.
+        """
         file = None
         if outlet.file is not None:
             file = os.open(outlet.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -197,7 +204,10 @@ class Output:
             return IDLE if any(stream.unwritten for stream in self._streams) else None
 
     def _read(self, stream: Stream) -> bool:
-        """Read what is in the pipe, at most BACKLOG ahead; True if there was output. The caller holds the lock."""
+        """Read what is in the pipe of `stream`, and return True if there was output. The caller holds the lock.
+
+        Stops when BACKLOG bytes wait to be written.
+        """
         some = False
         while not stream.ended and len(stream.unwritten) < BACKLOG:
             try:

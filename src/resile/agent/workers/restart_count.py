@@ -14,7 +14,7 @@ from resile.api.ids import NO_ROUND, Round, Seconds
 
 
 class RestartCount:
-    """Counts failures of this node's processes. All failures of one round count as one, as for the master."""
+    """Counts failures of this node's processes as the master does: all failures of one round count as one."""
 
     def __init__(self, allowed: int, window: Seconds, clock: Callable[[], float] = time.monotonic) -> None:
         """Allow `allowed` failures (`--max-restarts`) in any `window` seconds."""

@@ -23,7 +23,7 @@ log = logging.getLogger("resile.agent")
 
 
 class RestartingWorkers(Workers):
-    """Workers that are all stopped and started anew when the round changes. None has a deadline or outlives a round."""
+    """Workers that are all stopped and started anew when the round changes. No process is in more than one round."""
 
     def __init__(self, send: Callable[[Message], None], launcher: WorkerLauncher) -> None:
         self.newest: Round = NO_ROUND

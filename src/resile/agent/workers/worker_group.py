@@ -256,7 +256,11 @@ class WorkerGroup:
             self._tell_end(Ended(local_rank, 0, -number, time.time(), b""))
 
     def _ended(self, local_rank: int) -> None:
-        """Handle the end of a process, or of another one in the group of a process that the stop signal ended."""
+        """Handle the end of the process that is watched for a local rank.
+
+        If the stop signal ended a training process, the rest of its process group gets the signal too and is watched.
+        The end of the local rank is reported when no process of the group is left.
+        """
         worker = self._alive[local_rank]
         self._loop.remove_reader(worker.pidfd)
         os.close(worker.pidfd)
@@ -302,7 +306,7 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def _fell_to(number: int, pid: int) -> bool:
-    """True if child `pid` died of signal `number`, or has a shell's exit code for that. Does not reap it."""
+    """True if child `pid` died of signal `number`, or exited with 128 + `number`, as shells do. Does not reap."""
     end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if end is None:
         return False

@@ -180,9 +180,10 @@ class WorkerList(list[Worker]):
         ]
 
     def all_took_last_step(self, round_: Round) -> bool:
-        """True if all workers that were in this round, and have not ended, took its last step. False if there are none.
+        """True if all workers of `last_in(round_)` took the last step of the round. False if there are no such workers.
 
-        A newcomer waits then: in a round of its own it would have no state, and train all over again.
+        While this is True, a newcomer must wait: in a round of its own it would have no state, and train all over
+        again.
         """
         workers = self.last_in(round_)
         return bool(workers) and all(isinstance(worker.state, Finishing | Detached) for worker in workers)

@@ -19,7 +19,10 @@ CATEGORY = "resile"
 
 
 def crd(definition: Definition, *, cel: bool = False) -> Object:
-    """The CustomResourceDefinition as plain data; `cel` adds the rules in CEL, for Kubernetes 1.25 and later."""
+    """The CustomResourceDefinition of a kind as plain data.
+
+    With `cel`, it has the kind's validation rules in CEL, which need Kubernetes 1.25 or later.
+    """
     version: Object = {
         "name": definition.version,
         "served": True,
@@ -49,7 +52,7 @@ def crd(definition: Definition, *, cel: bool = False) -> Object:
 
 
 def cel_patch(definition: Definition) -> list[Object]:
-    """The JSON patch (RFC 6902) that adds the rules in CEL to a CustomResourceDefinition made without `cel`."""
+    """The JSON patch (RFC 6902) that adds the validation rules in CEL to the result of `crd` without `cel`."""
     root = "/spec/versions/0/schema/openAPIV3Schema"
     grouped: dict[tuple[str, ...], list[Object]] = {}
     for rule in definition.rules:
