@@ -195,12 +195,16 @@ class Checkpointer:
                     memory.buffers = []  # what is in storage can still be restored
 
     def restore(self, state: State, *, will_store: bool | None = None) -> int | None:
-        """Load the newest step that all ranks can load. Returns its number; None, with nothing changed, if none.
+        """Load the newest step that all ranks can load. Returns its number; None if there is no such step.
+
+        If it returns None, nothing has changed.
 
         All ranks call it together, after `init_process_group` if there are several. Among equally new steps this node's
         memory is preferred, then another node's (for state that all ranks have alike), then storage. Damaged steps are
-        passed over with a warning that says what is damaged and why. Objects load their part. Plain values are replaced
-        in `state`. A `state_dict()` is a plain value: give the object, or load it from there yourself.
+        passed over with a warning that says what is damaged and why.
+
+        Objects in `state` load what was saved of them; plain values in `state` are replaced. The result of a
+        `state_dict()` is a plain value, too: give the object itself, or load the new value into the object yourself.
 
         Args:
             state: as it was given to `save`.
@@ -240,7 +244,10 @@ class Checkpointer:
         return step
 
     def regroup(self) -> None:
-        """Prepare for a new process group whose members take their state from one of them instead of a checkpoint."""
+        """Leave the process group, before a new one whose members take their state from a member, not by `restore`.
+
+        Saves in the new group do not test any more whether storage can be written.
+        """
         self._leave_group()
         self._known_writable = True
 
@@ -283,7 +290,10 @@ class Checkpointer:
             )
 
     def _siblings(self, stack: contextlib.ExitStack) -> Iterator[MemoryClient]:
-        """Yield clients for the buffers of this node's other ranks, because a lost process cannot offer its buffers."""
+        """Yield clients that read the buffers of this node's other ranks; `stack` closes them.
+
+        This process offers those buffers in a restore, because a lost process cannot offer its own.
+        """
         for local_rank in range(self._local_world if self.in_memory else 0):
             if local_rank != self._local_rank:
                 with contextlib.suppress(NoCheckpointServer):
@@ -292,7 +302,11 @@ class Checkpointer:
                     yield client
 
     def _agreed(self, leaves: list[Leaf], due: bool) -> BufferChoice | None:
-        """Agree with all ranks on the buffer to overwrite; None if all skip this step. A collective."""
+        """Agree with all ranks on the buffer that this save overwrites; None if all ranks skip the save. A collective.
+
+        If the step is `due` for storage, this waits up to COPY_PATIENCE seconds for the replica of the last save, and a
+        lack of memory is no reason to skip.
+        """
         copied = self._save_group.copied(COPY_PATIENCE if due else 0.0)
         layout, text = self._laid_out(leaves)
         has_room = self._room(places(text, layout.length)[2])

@@ -114,8 +114,8 @@ class Elastic:
                 world, and its position belongs to the state.
             scheduler: takes a step with every step of the optimizer.
             state: anything else that has to be the same on all ranks, by name.
-            before_step: called between averaging and the optimizer's step. It may change `state`, as its last action,
-                because a loss before that aborts the step.
+            before_step: called between averaging and the optimizer's step. It may change `state`, but only as its last
+                action: if a peer is lost after a change, the step is aborted, and the change would remain.
             checkpointer: saves all of the above, and restores it when no process has it any more.
             every: steps between two checkpoints.
             completed: steps already taken, if the script has loaded the state itself.
@@ -216,7 +216,7 @@ class Elastic:
                 return
 
     def steps(self, total: int) -> Iterator[int]:
-        """Yield the number of each step from `completed` up to `total`, for data without a sampler."""
+        """Yield the number of completed steps before each step, until it is `total`. For data without a sampler."""
         total = whole("total", total)
         self.meet()
         self._total = total
@@ -240,12 +240,12 @@ class Elastic:
 
         Gradients are averaged during the last backward pass. When that pass returns they are the mean over all ranks,
         as with DDP, so clip them inside the context. A step in which a peer is lost ends quietly and is not taken. Any
-        other exception is passed on. The first step that is taken after the loop gave a batch consumes that batch.
+        other exception is passed on. A batch of the loop counts as consumed with the first step that is taken on it.
 
         Args:
-            backwards: how often `backward` is called on this rank for gradients to add up; nothing is sent before the
+            backwards: how many calls of `backward` on this rank add up to its gradients; nothing is sent before the
                 last call. Ranks may have different numbers. A rank with 0 adds nothing to the gradients of the others.
-                None: once for each pass of a step from an `ElasticLoader`, and once with any other data.
+                None: one call for each pass of a step from an `ElasticLoader`, one call with any other data.
         """
         self.meet()
         training = self._state.training
@@ -267,11 +267,11 @@ class Elastic:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Run the script's own collectives between steps, such as for validation. A loss does not end this process.
+        """Run the script's own collectives between steps, such as for validation.
 
-        A block in which a peer is lost ends quietly and is not run again. The loop forms a new round before its next
-        step. `round_over` is False if the block was completed on this rank. Other ranks may have completed it or not,
-        so its result must not change the training.
+        A block in which a peer is lost ends quietly and is not run again. This process goes on, and the loop forms a
+        new round before its next step. `round_over` is False if the block was completed on this rank. Other ranks may
+        have completed it or not, so its result must not change the training.
         """
         self.meet()
         try:
@@ -341,7 +341,10 @@ class Elastic:
         return self.completed + len(sampler) + (epochs - sampler.epoch - 1) * sampler.steps_per_epoch
 
     def _all_done(self) -> bool:
-        """Wait until every member has taken the last step, and return True. After a loss, regroup and return False."""
+        """Wait until every member has taken the last step, and return True.
+
+        If a peer is lost, form a new round and return False: there may be steps left to take.
+        """
         rendezvous, checkpoints = self._rendezvous, self._state.checkpoints
         if rendezvous.has_peers_ahead:  # other members have finished this loop and wait in a later one
             rendezvous.loops += 1
@@ -366,7 +369,7 @@ class Elastic:
         return True
 
     def _break_off(self, lost: bool) -> None:
-        """Stop this step. If a peer is `lost` or collectives are pending, abort them, so that no peer waits."""
+        """Stop this step. If a peer is `lost`, or collectives are pending, abort the group, so that no peer waits."""
         self._state.training.leave()
         if self._rendezvous.group is not None and (lost or self._state.training.under_way):
             self._rendezvous.group.abort()

@@ -148,9 +148,10 @@ def _folder(state: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _no_weights_in_it(trainer: Any) -> Iterator[None]:
-    """Keep the `Trainer` from looking for weights in the folder of `_folder`: `on_train_begin` loads them.
+    """Within this context, keep the `Trainer` from loading weights from the folder that `_folder` makes.
 
-    `_load_from_checkpoint` is the only private name used here. If it changes, the `Trainer` reports missing weights.
+    That folder has none; `on_train_begin` loads the weights. `_load_from_checkpoint` is the only private name used
+    here. If it changes, the `Trainer` reports missing weights.
     """
     trainer._load_from_checkpoint = lambda *_, **__: None
     try:

@@ -239,12 +239,16 @@ def _variable(name: str, default: int) -> int:
 
 
 def _checkpoint(trainer: Any, step: int) -> dict[str, Any]:
-    """A checkpoint with the entries that Lightning's hooks may expect to find."""
+    """A checkpoint for the hooks of Lightning, with the entries that they may expect to find in it."""
     return {"epoch": trainer.current_epoch, "global_step": step, "state_dict": trainer.lightning_module.state_dict()}
 
 
 def _extra(trainer: Any, step: int) -> dict[str, Any]:
-    """What hooks of the module and of callbacks add to a checkpoint, with its `state_dict` if they replace that."""
+    """Call all `on_save_checkpoint` hooks with a checkpoint, and return the entries that they add to it.
+
+    The hooks are those of the callbacks and of the module. If one changes the checkpoint's `state_dict`, that is among
+    the entries, too.
+    """
     module = trainer.lightning_module
     checkpoint = _checkpoint(trainer, step)
     before = checkpoint | {"state_dict": dict(checkpoint["state_dict"])}
@@ -266,7 +270,10 @@ def _is_stateful(loader: Any) -> bool:
 
 
 def _without_the_first_batch(loops: dict[str, Any]) -> dict[str, Any]:
-    """The loop's state before the first batch of an epoch, made from its state after that batch was fetched."""
+    """Set the loop's state back to the moment before the first batch of an epoch was fetched, and return it.
+
+    `loops` itself is changed.
+    """
     for count in ("total", "current"):
         batches = loops["epoch_loop.batch_progress"][count]
         batches["ready"] = batches["completed"]

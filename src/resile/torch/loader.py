@@ -165,7 +165,9 @@ class ElasticLoader(StepSampler):
 
 
 def dealt(sampler: Position, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield, for each remaining step of an epoch, the world's number of samples and the data for the script.
+    """Yield, for each remaining step of an epoch, how many samples the whole world takes, and the data for the script.
+
+    The data are a `Step` if `loader` is an `ElasticLoader`, otherwise the pair (share, batch).
 
     Raises:
         ValueError: the sampler and the loader do not belong together.
@@ -188,7 +190,10 @@ class _Asks:
 
 
 class _HideWorker:
-    """Hides from a stream that one of several workers reads it. Many streams would give it only some samples."""
+    """A `worker_init_fn` that hides from a stream that a worker process reads it.
+
+    Many streams would otherwise yield only some of their samples there. `then` is the script's own `worker_init_fn`.
+    """
 
     def __init__(self, then: Callable[[int], object] | None) -> None:
         self._then = then

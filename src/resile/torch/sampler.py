@@ -162,7 +162,7 @@ class Position:
         return lambda start, stop: list(range(start, stop))
 
     def announce(self, completed: int) -> None:
-        """Log the loaded position `completed` and the samples left for each rank, as if the caller logged it."""
+        """Log the loaded position `completed` and the samples left for each rank. The log names the caller's line."""
         left = "unknown" if self.size is None else str(-(-(self.size - completed) // self.world))
         show_info_logs()
         line = "Load epoch = %d, completed num = %d, num_samples = %s"
@@ -211,7 +211,11 @@ class Iteration(Iterator[T]):
     """
 
     def __init__(self, position: Position, deal: Callable[[int], Iterator[tuple[int, T]]]) -> None:
-        """Begin at `position`. `deal(at)` yields pairs from position `at` on: the position after an item, the item."""
+        """Begin at `position`.
+
+        `deal(at)` yields the items after the first `at` samples of the epoch, each as a pair: the position after the
+        item, and the item.
+        """
         self._position = position
         self._deal = deal
         self._at = position.completed
@@ -297,9 +301,9 @@ class ElasticBatchSampler(StepSampler):
 class ElasticSampler(Position):
     """The samples of one rank for the rest of an epoch, one by one: the `sampler` of a `DataLoader` with a batch size.
 
-    It replaces torch's `DistributedSampler` where a library makes the batches. Ranks take turns, so after any number of
-    samples on every rank the position is that number times the world. Iterating does not move the position: `advance`
-    does, or torchdata's `StatefulDataLoader` counts the samples that it gave.
+    It replaces torch's `DistributedSampler` where a library makes the batches. Ranks take turns: when every rank has
+    taken n samples, the position is n times the number of ranks. Iterating does not move the position. Call `advance`,
+    or let torchdata's `StatefulDataLoader` save the position of the samples that it yielded.
     """
 
     size: int
@@ -323,9 +327,9 @@ class ElasticSampler(Position):
             seed: together with the epoch, determines the order.
             shuffle: False keeps the data set's own order.
             tail: what happens to the last samples of an epoch if they are fewer than ranks. "uneven": some ranks have
-                one sample more than others, and every sample comes exactly once; "drop": they are left out; "repeat":
-                the first samples come a second time, as in torch's `DistributedSampler`. Ranks that take steps together
-                need "drop" or "repeat", or `ElasticLoader`.
+                one sample more than others, and every sample comes exactly once. "drop": the last samples are left out.
+                "repeat": first samples of the epoch come a second time, as in torch's `DistributedSampler`. Ranks that
+                take steps together need "drop" or "repeat", or `ElasticLoader`.
         """
         if tail not in ("uneven", "drop", "repeat"):
             raise ValueError(f"tail must be uneven, drop or repeat, not {tail!r}")

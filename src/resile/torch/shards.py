@@ -25,7 +25,7 @@ class NoAgentError(RuntimeError):
 
 
 class NotServedError(RuntimeError):
-    """The ledger gives this process no more shards, because it counts as gone. Other workers may still get shards."""
+    """The ledger gives this process no more shards, because the process counts as gone. Other workers may get more."""
 
 
 class LostLeaseError(RuntimeError):
@@ -93,7 +93,9 @@ class ElasticShards:
         self._name = name
 
     def __iter__(self) -> Iterator[Shard]:
-        """Yield shards for this worker. When none is left, wait until other workers have done or lost theirs.
+        """Yield shards for this worker until all records of all epochs are done.
+
+        While other workers have the last shards, this waits: the shard of a lost worker is dealt again.
 
         Raises:
             NotServedError: this process counts as gone, so the remaining shards go to other workers.

@@ -90,8 +90,8 @@ class AgentClient:
     def report_step(self, step: int, total: int = 0) -> None:
         """Report that training has completed `step` steps of `total` (0 = unknown). Never waits, never raises.
 
-        The first step of a round goes out at once, later ones at most every STEP_INTERVAL. One that is held back goes
-        out with a later call or request or at exit, unless a newer step replaces it.
+        The first step of a round is sent at once. A step that comes less than STEP_INTERVAL after the last report is
+        held back. It is sent with a later call or request or at exit, unless a newer step replaces it.
         """
         self._held = StepReport(round=self.round, step=step, total=total)
         early = self._told_in == self.round and time.monotonic() < self._next_step
@@ -116,11 +116,11 @@ class AgentClient:
     def request(self, message: ShardProgress, timeout: float) -> ShardNoted: ...
 
     def request(self, message: ShardMessage, timeout: float) -> ShardAnswer:
-        """Send a request and wait for its answer; other threads' requests go on meanwhile.
+        """Send a request and return its answer. Other threads can send requests while this one waits.
 
         `worker` and `request` of the message are filled in here: give `""` and 0. While the agent is away, this
-        connects again until the time is up (`math.inf`: for ever), and then raises AgentNotAnswering. Asking the same
-        after that resumes the old request, so a shard that was granted late is not lost.
+        connects again and again. After `timeout` seconds (`math.inf`: never) it raises AgentNotAnswering. A later call
+        with an equal message then waits for the answer to the first one, so a shard that was granted late is not lost.
         """
         deadline = time.monotonic() + timeout
         with self._turn:
@@ -196,7 +196,7 @@ class AgentClient:
         return number
 
     def _connected(self) -> bool:
-        """True if there is a connection. Connects if necessary, but never waits."""
+        """Connect if there is no connection, without waiting. True if there is a connection then."""
         if self._socket is not None:
             return True
         if time.monotonic() < self._next_call:
@@ -214,7 +214,7 @@ class AgentClient:
         return self._socket is not None
 
     def _write(self, data: bytes) -> None:
-        """Send what the kernel takes now and keep the rest, so that a frame is never torn."""
+        """Send as many bytes as the kernel takes now. Later calls send the rest first, so a frame is never torn."""
         self._unsent += data
         if self._socket is None or not self._unsent:
             return
@@ -228,7 +228,10 @@ class AgentClient:
         self._unsent = self._unsent[sent:]
 
     def _read(self, patience: float) -> None:
-        """Wait for answers with the lock released, then keep all answers that came, also those for other threads."""
+        """Wait up to `patience` seconds for answers, with the lock released, and note those that came.
+
+        Answers to requests of other threads are noted, too. Without a connection this waits at most RETRY seconds.
+        """
         if not self._connected():
             self._turn.wait(min(patience, RETRY))
             return

@@ -27,14 +27,17 @@ MAX_ANSWER = Bytes(16 * MiB)
 
 
 class BadFrame(ValueError):
-    """Bytes are no valid message, or a message is too long. The text continues a sentence: `the peer at … sent`."""
+    """Bytes are no valid message, or a message is too long.
+
+    For received bytes, the text completes the sentence `the peer at … sent`.
+    """
 
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message, limit: int = MAX_ANSWER) -> bytes:
-    """One message as one frame, for any number of `send_frame` calls. Raises BadFrame if its body exceeds `limit`."""
+    """Encode a message as a frame for one or many `send_frame` calls. Raises BadFrame if the body exceeds `limit`."""
     body = _encoder.encode(message)
     if len(body) > limit:
         raise BadFrame(f"a {type(message).__name__} message of {len(body)} bytes is over the limit of {limit} bytes")
@@ -59,9 +62,10 @@ class FrameDecoder:
         return self._rest is not None
 
     def feed(self, data: bytes) -> Sequence[memoryview]:
-        """The bodies that `data` completes, in order. The views stay valid after later calls.
+        """Return the frame bodies that `data` completes, in order. The views stay valid after later calls.
 
-        Raises BadFrame if a length is over the limit; the stream, and the frames of `data` before it, are lost then.
+        Raises BadFrame if the length of a frame is over the limit. Frames before it in `data` are lost then, and
+        nothing after it can be decoded.
         """
         if self._rest is None:
             if len(data) >= PREFIX and len(data) - PREFIX == self._check(data, 0):

@@ -85,7 +85,10 @@ class _Handshake:
 
 
 class ServerHandshake(_Handshake):
-    """The server's side. Its owner calls `feed` with what arrives and sends what that returns, until `finished`."""
+    """The server's side of a handshake.
+
+    The owner passes received bytes to `feed` and sends what `feed` returns, until `finished` is True.
+    """
 
     __slots__ = ()
 
@@ -110,7 +113,7 @@ class ServerHandshake(_Handshake):
 
 
 class ClientHandshake(_Handshake):
-    """The client's side. Its owner sends `hello`, then calls `feed` as with `ServerHandshake`."""
+    """The client's side of a handshake. The owner sends `hello`, then calls `feed` as with `ServerHandshake`."""
 
     __slots__ = ()
 

@@ -49,7 +49,10 @@ class JobDirectory:
         return (self.path / "job.json").exists()
 
     def create(self, spec: JobSpec, token: str | None = None) -> None:
-        """Write `spec` and `token` (None: a new one) here, unless they exist. Raises DirectoryError if that fails."""
+        """Write `spec` and `token` (None: a new one) to files of this directory, unless the files exist.
+
+        Raises DirectoryError if that fails.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not self.token_file.exists():

@@ -31,7 +31,10 @@ class ConnectionBroken(ConnectionError):
 
 
 class RendezvousClient:
-    """A process's connection for joining rounds. One thread at a time calls `ready`. Its own thread calls `on_over`."""
+    """A training process's connection to its agent for joining rounds.
+
+    Only one thread at a time may call `ready`. `on_over` is called on a thread of the client.
+    """
 
     def __init__(self, path: str, worker: str, on_over: Callable[[Round], None]) -> None:
         """Connect to the agent and listen for its messages. Raises ConnectionBroken if no agent listens at `path`.
@@ -65,16 +68,20 @@ class RendezvousClient:
         return round_ <= self._over
 
     def await_over(self, round_: Round, timeout: float) -> bool:
-        """Wait until the agent says that `round_` is over. False after `timeout` seconds, or if the agent is gone."""
+        """Wait until the agent says that `round_` is over, and return True.
+
+        Returns False after `timeout` seconds, or if the agent is gone.
+        """
         with self._turn:
             self._turn.wait_for(lambda: self.over(round_) or bool(self._broken), timeout)
             return self.over(round_)
 
     def ready(self, step: int, timeout: float | None = None, *, holds: Round = NO_ROUND) -> WorkerAssignment:
-        """Report that this process is in no round, and wait for its assignment, at most `timeout` seconds if given.
+        """Report that this process is in no round, and return its assignment to the next one when it comes.
 
-        `step` is the number of steps completed, `holds` the newest round in which all members agreed on one state.
-        Raises ConnectionBroken if the agent is gone, TimeoutError if no assignment came in time.
+        `step` is the number of steps completed. `holds` is the last round in which this process agreed with all members
+        on one state. Raises ConnectionBroken if the agent is gone, TimeoutError if no assignment came within `timeout`
+        seconds.
         """
         with self._turn:
             self._placed = None

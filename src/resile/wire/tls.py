@@ -44,8 +44,9 @@ def client_context(
 ) -> ssl.SSLContext:
     """The TLS context of a client. It trusts only servers whose certificate `ca` has signed.
 
-    `check_name` False accepts any name in the certificate: for a `ca` that signs for one job alone, whose master's
-    address was not known when the certificate was made.
+    With `check_name` False, the server's name in the certificate is not checked. This is for a `ca` that signs for one
+    job alone: the address of the job's master was not known when the certificate was made.
+
     Raises BadTLS as `server_context` does, or if only one of `certificate` and `key` is given.
     """
     if (certificate is None) != (key is None):

@@ -65,7 +65,10 @@ class Endpoint:
         unsent_limit: int = UNSENT_LIMIT,
         deadline: float = HANDSHAKE_DEADLINE,
     ) -> None:
-        """With `token` None there is no handshake: on a Unix socket the credentials of the peer are checked instead."""
+        """Set what the connections share. The callbacks are those of `resile.wire.connection.serve`.
+
+        With `token` None there is no handshake: on a Unix socket the credentials of the peer are checked instead.
+        """
         if token is not None and not token:
             raise ValueError("the job token is empty")
         self.loop = asyncio.get_running_loop()
@@ -121,7 +124,10 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def local(self) -> str:
-        """This side's own address, as the peer sees it without address translation; empty on a Unix socket."""
+        """The IP address of this side of the connection; empty on a Unix socket.
+
+        The peer sees the same address, unless a router translates it.
+        """
         name = self._transport.get_extra_info("sockname") if self._transport is not None else None
         return str(name[0]) if isinstance(name, tuple) else ""
 
@@ -280,7 +286,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class CallingConnection(Connection):
-    """The client's side of a connection: begins the handshake, and names the server as the caller of `connect` did."""
+    """The client's side of a connection. It begins the handshake. `peer` is the address that `connect` was given."""
 
     __slots__ = ("done",)
 

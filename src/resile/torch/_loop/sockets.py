@@ -42,9 +42,10 @@ def is_connected(known: Known) -> bool:
 
 
 def hang_up(known: Known) -> None:
-    """Shut down the reading side of a TCP connection. Its owner still has to close the descriptor.
+    """Shut down the reading side of a TCP connection; leave listeners and other sockets alone.
 
-    The writing side stays open: gloo overlooks a failed send if it has not read the connection's end yet (torch 2.13).
+    The owner of the connection still has to close the descriptor. The writing side stays open, because a send would
+    fail otherwise. Gloo overlooks a failed send if it has not read the end of the connection yet (torch 2.13).
     """
     with contextlib.suppress(OSError), _copy(known) as copy:
         if copy is not None and copy.type == socket.SOCK_STREAM and not _listens(copy):
@@ -52,10 +53,11 @@ def hang_up(known: Known) -> None:
 
 
 def turn_up(known: Iterable[Known], members: int, but: int) -> None:
-    """End gloo's wait for members that do not come: connect to its listeners as each member, and disconnect at once.
+    """End gloo's wait for members that do not come: connect to its listeners in their place, and disconnect at once.
 
-    Gloo's listeners are those among the sockets `known`, except the one on port `but`. Shutting them down would end the
-    process. A connection begins with 8 bytes: the rank of the member that connects.
+    Each listener gets one connection for each of `members` ranks. The connection begins with the rank in 8 bytes, as
+    gloo expects. Gloo's listeners are those among the sockets `known`, except the one on port `but`. They are not shut
+    down instead, because that would end the process.
     """
     for each in known:
         with contextlib.suppress(OSError), _copy(each) as copy:
@@ -72,7 +74,10 @@ def _listens(copy: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def _copy(known: Known) -> Iterator[socket.socket | None]:
-    """Yield a duplicate of an IP socket; None for another socket or a reused descriptor. Raises OSError if closed."""
+    """Yield a duplicate of an IP socket; None if the socket is of another kind, or if its descriptor was reused.
+
+    Raises OSError if the descriptor is closed.
+    """
     descriptor, name = known
     with contextlib.ExitStack() as stack:
         duplicate = os.dup(descriptor)

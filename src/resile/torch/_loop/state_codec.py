@@ -91,7 +91,11 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def _take_apart(value: Any, tensors: list[torch.Tensor], where: str, depth: int) -> Any:
-    """Encode a value as nested [kind, content], which keeps types such as tuples. Its tensors go to `tensors`."""
+    """Encode a value as nested [kind, content], and append its tensors to `tensors`.
+
+    The kinds preserve types such as tuples; a tensor's content is its index in `tensors`. `where` names the value in
+    errors, and `depth` is how deep it is nested. Raises BadState if the value cannot be sent.
+    """
     if depth > MAX_DEPTH:
         raise BadState(f"{where} is nested more than {MAX_DEPTH} deep")
     if isinstance(value, torch.Tensor):

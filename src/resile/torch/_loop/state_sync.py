@@ -46,7 +46,7 @@ class SyncMessage(NamedTuple):
 
 
 class StateSync(NamedTuple):
-    """The messages of all members of a round, by rank, and what follows from them."""
+    """The messages of all members of a round, by rank. Properties such as `source` are computed from them."""
 
     messages: list[SyncMessage]
 
@@ -104,7 +104,10 @@ class SyncResult(NamedTuple):
 
 
 def exchange(mine: SyncMessage, ranks: Collectives) -> StateSync:
-    """Exchange messages with all members of the round. One rank logs which ranks' parameters differ. A collective."""
+    """Send `mine` to all members of the round, and return the messages of all members. A collective.
+
+    Rank 0 logs an error if the parameters of some ranks differ although they took the same steps.
+    """
     rows = ranks.gather([*mine.state, *mine[1:]])
     sync = StateSync([SyncMessage(MemberState(row[0], row[1]), *row[2:]) for row in rows])
     if sync.strays and mine == sync.messages[0]:  # one rank logs it
@@ -122,11 +125,12 @@ def exchange(mine: SyncMessage, ranks: Collectives) -> StateSync:
 def send_newest(sync: StateSync, state: Callable[[], Any], ranks: Collectives) -> SyncResult:
     """Send the state of the most advanced member to the members that have another state. A collective.
 
-    A received state is in the host's memory and complete when this returns, so a group that breaks in the middle
-    changes no member. A rank that neither sends nor receives keeps at most one block of the state in memory.
+    Returns the step from which all members go on and, on a rank that received the state, that state. The received state
+    is complete and in the host's memory. No model changes here, so nothing has to be undone if the group breaks in the
+    middle. A rank that neither sends nor receives has at most one block of the state in memory.
 
-    All members raise BadState if the state cannot be described or sent. `state` returns this process's own state, and
-    is called only on the rank that sends.
+    `state` returns this process's own state, and is called only on the rank that sends. All members raise BadState if
+    that state cannot be described or sent.
     """
     source, takers = sync.source, sync.takers
     step = sync.states[source].step
@@ -151,7 +155,11 @@ def send_newest(sync: StateSync, state: Callable[[], Any], ranks: Collectives) -
 
 
 def _described(state: Callable[[], Any], ranks: Collectives, source: int) -> tuple[bytes, list[torch.Tensor], int]:
-    """Describe `source`'s state; other ranks get only the description's length. All ranks raise the same BadState."""
+    """Return the encoded description of `source`'s state, its tensors and the description's length. A collective.
+
+    On other ranks the description and the tensors are empty. If the state cannot be described, all ranks raise the same
+    BadState. If `source` runs out of memory, it alone raises that error.
+    """
     text, words, cause = b"", "", None
     tensors: list[torch.Tensor] = []
     if ranks.rank == source:
@@ -193,7 +201,10 @@ def _hand_over(parts: list[torch.Tensor], size: int, ranks: Collectives, source:
 
 
 def _parcels(shapes: Sequence[state_codec.Shape]) -> Iterator[list[int]]:
-    """Yield the indices of each message's tensors. Small tensors share a message, because every message costs time."""
+    """Yield for each message the indices of the tensors in it. Tensors without elements are in no message.
+
+    Small tensors share a message, up to PARCEL bytes, because every message costs time.
+    """
     parcel: list[int] = []
     length = 0
     for number, shape in enumerate(shapes):

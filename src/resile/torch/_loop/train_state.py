@@ -28,9 +28,10 @@ class TrainState:
         checkpoints: LoopCheckpoints | None = None,
         completed: int = 0,
     ) -> None:
-        """Keep what the script made. If `made` is a function, `resize` calls it to build a model in each round.
+        """Begin with a model that exists, or with a function `made` that `resize` calls in each round to build one.
 
-        `rest` are the objects of the state beside model, optimizer and scheduler, by name. The sampler is one of them.
+        `rest` are the objects of the state other than model, optimizer and scheduler, by name. The sampler is one of
+        them.
         """
         self.sampler = sampler
         self.checkpoints = checkpoints
@@ -48,11 +49,11 @@ class TrainState:
 
     @property
     def rebuilt(self) -> bool:
-        """True if every round builds a new, sharded model. Then no rank has a whole state, only a checkpoint."""
+        """True if every round builds a new, sharded model. Then only checkpoints have the whole state."""
         return self._build is not None
 
     def commit(self, samples: int) -> None:
-        """Take a step and advance the sampler by `samples`. It contains no collective, so no loss can interrupt it."""
+        """Take a step and advance the sampler by `samples`. No collective, so a peer's loss cannot interrupt it."""
         if self.checkpoints is not None:
             self.checkpoints.before_update()
         self.training.update()
@@ -65,7 +66,10 @@ class TrainState:
             self._training.undo()
 
     def resize(self, rank: int, world: int) -> None:
-        """Set the sampler's rank and world. If every round builds a model, replace it by a new, untrained one."""
+        """Set the sampler's rank and world.
+
+        If every round builds its own model, also replace the old model by a new, untrained one.
+        """
         if self.sampler is not None:  # first, because the model's construction may ask it for this rank's share
             self.sampler.resize(rank, world)
         if self._build is None:
@@ -90,7 +94,11 @@ class TrainState:
         self.completed = found.step
 
     def save_in_memory(self, found: state_sync.SyncResult) -> None:
-        """Save `found` in memory if a rank has no copy (newcomers, sharded models). RuntimeError if the group broke."""
+        """Save the state `found` in memory if some rank has not saved it yet.
+
+        Those ranks are the newcomers that received it, and all ranks of a sharded model. Does nothing without
+        checkpoints. Raises RuntimeError if the group broke.
+        """
         if self.checkpoints is None:
             return
         if found.source != state_sync.FROM_CHECKPOINT:

@@ -68,7 +68,7 @@ class LoopTraining:
         return self._averager.under_way
 
     def begin(self, world: int, backwards: int, group: Group | None) -> None:
-        """Begin a step and discard all gradients. The arguments are those of `Averager.begin`."""
+        """Begin a step of `backwards` backward passes and discard all gradients. Arguments as for `Averager.begin`."""
         self._world, self._group, self._open = world, group, True
         self._averager.begin(world, backwards, group)
         for parameter in self._sharded:
@@ -80,7 +80,7 @@ class LoopTraining:
         self._buffers.fetch(self._world, self._group)
 
     def update(self) -> None:
-        """Take the step with the averaged gradients. There is no collective in it, so a loss cannot interrupt it.
+        """Take the step with the averaged gradients. No collective, so the loss of a peer cannot interrupt it.
 
         The first step raises BadState if the state holds a value that could not be sent to a newcomer.
         """
@@ -105,7 +105,10 @@ class LoopTraining:
         self._buffers.undo()
 
     def digest(self) -> int:
-        """A checksum of a few values of each parameter. Few are enough, because errors change nearly all of them."""
+        """A checksum of a few values of each parameter, without sharded and non-contiguous parameters.
+
+        A few values are enough, because an error in training changes nearly all values of a parameter.
+        """
         kinds: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         for parameter in self.model.parameters():
             if parameter.is_contiguous() and not _is_sharded(parameter):  # otherwise flattening would copy it
@@ -125,7 +128,7 @@ class LoopTraining:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned on another rank. Its tensors are in host memory."""
+        """Load a state that the method `state` returned on another rank. The tensors in it are in host memory."""
         for name, part in self.parts.items():
             theirs = state["parts"][name]
             copies = part is self.model or part is self.optimizer  # other parts may keep the tensors they are given
@@ -151,7 +154,10 @@ class LoopTraining:
 
 
 def built_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, scheduler: Any) -> Built:
-    """Check a script's own model and optimizer. Returns them and the scheduler. Raises TypeError or ValueError."""
+    """Check a script's own model and optimizer, and return them, followed by the scheduler if there is one.
+
+    Raises ValueError if model or optimizer is missing, and the errors of `check_model`.
+    """
     if model is None or optimizer is None:
         raise ValueError("model: give a model and its optimizer, or a function that builds them (`build`)")
     check_model(model, optimizer)

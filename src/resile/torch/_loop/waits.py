@@ -47,7 +47,10 @@ class GroupLost(RuntimeError):
 
 
 def wait(work: Any, over_since: OverSince, timeout: timedelta = _NO_TIMEOUT) -> None:
-    """Wait for gloo. Raises GroupLost when the round is over, RuntimeError if `work` failed or exceeded `timeout`."""
+    """Wait until the gloo operation `work` is done.
+
+    Raises GroupLost when the round is over, RuntimeError if `work` failed or took longer than `timeout`.
+    """
     if work._get_op_type() in _POINT_TO_POINT:  # gloo disconnects when such a wait times out, so it must not be short
         call(lambda: _torch_wait(work, timeout), over_since)
         return
@@ -60,7 +63,10 @@ def wait(work: Any, over_since: OverSince, timeout: timedelta = _NO_TIMEOUT) -> 
 
 
 def call(function: Callable[[], T], over_since: OverSince) -> T:
-    """Run `function` on a new thread; return its result. If the round ends first: GroupLost, and the thread runs on."""
+    """Run `function` on a new thread, and return its result or raise its error.
+
+    Raises GroupLost if the round ends first. The thread is then left running.
+    """
     found: list[T] = []
     errors: list[Exception] = []
     done = threading.Event()
@@ -83,7 +89,10 @@ def call(function: Callable[[], T], over_since: OverSince) -> T:
 
 @contextlib.contextmanager
 def end_with_round(over_since: OverSince) -> Iterator[None]:
-    """Within this context, make every wait of this process for a collective end with the round."""
+    """Patch torch within this context: a wait for a collective raises GroupLost when the round is over.
+
+    `Work.wait` does so only while all process groups use gloo.
+    """
 
     def wait_for_work(work: Any, timeout: timedelta = _NO_TIMEOUT) -> Any:
         if work.is_completed() or not _all_gloo():

@@ -87,7 +87,10 @@ def check_parts(sampler: Any, scheduler: Any, state: Any, before_step: Any) -> N
 
 
 def check_known(given: Mapping[str, Any], known: Mapping[str, Any], whose: str) -> None:
-    """Raise TypeError if class `whose` was given an argument that is not `known`; the text suggests a similar one."""
+    """Raise TypeError if a name in `given` is not in `known`, which has all arguments of the class `whose`.
+
+    The error's text suggests a similar argument.
+    """
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=1)
@@ -109,5 +112,8 @@ def check_checkpointer(checkpointer: Any, every: Any) -> None:
 
 
 def _shown(value: Any) -> str:
-    """`value` as an error shows it: plain values as they are, others by type, as a model would fill the screen."""
+    """`value` as the text of an error shows it: plain values in full, others by their type.
+
+    A model in full would fill the screen.
+    """
     return repr(value) if isinstance(value, int | float | str | bytes | os.PathLike) else f"a {type(value).__name__}"

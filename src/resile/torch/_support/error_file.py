@@ -27,14 +27,15 @@ _SOURCE = re.compile(r"\[/\S+:\d+\] ")
 
 @contextlib.contextmanager
 def recorded_in_error_file(*kinds: type[Exception], permanent: bool = False) -> Iterator[None]:
-    """Make an error of these kinds the job's reason to fail, if the script lets it end this process.
+    """Write an error of these kinds that is raised in this context to the error file, if it ends this process.
 
-    The error file is written by the interpreter's excepthook, so an error that the script catches leaves no trace: the
-    process may be killed hours later for another reason.
+    The job then reports this error as its reason to fail. Only the interpreter's excepthook writes the file. So an
+    error that the script catches leaves no trace: the process may be killed hours later for another reason.
 
     Args:
         kinds: errors whose text is one complete sentence.
-        permanent: another try would fail in the same way, so the job ends at once, whatever restarts are left.
+        permanent: True if another try would fail in the same way. The job then ends at once, whatever restarts are
+            left.
     """
     try:
         yield
@@ -44,7 +45,10 @@ def recorded_in_error_file(*kinds: type[Exception], permanent: bool = False) -> 
 
 
 def print_briefly(error: BaseException, record: str = "") -> None:
-    """Set an excepthook: if `error` ends the interpreter, print only the script's own lines and write `record`."""
+    """Set an excepthook that prints `error` with only the script's own lines, if that error ends the interpreter.
+
+    The hook also writes `record`, unless that is empty, to the error file. Other errors are printed as before.
+    """
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], raised: BaseException, trace: object) -> None:

@@ -52,7 +52,11 @@ class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
         return True
 
     def _retire(self, source: logging.Logger, record: logging.LogRecord) -> None:
-        """Undo `show_info_logs`. The handler stays: removing it is unsafe while logging iterates over handlers."""
+        """Undo the level that `show_info_logs` has set, because another handler gets the messages now.
+
+        If `record`, which the logger `source` made, exists only because of that level, no other handler writes it. This
+        handler stays: removing it is unsafe while logging iterates over handlers.
+        """
         ours = logging.getLogger("resile")
         if ours.level != _UNASKED:
             return

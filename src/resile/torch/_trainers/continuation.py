@@ -73,8 +73,8 @@ class Continuation:
         Args:
             directory: the storage, the same for all ranks; None for memory only.
             save_every: steps between two saves into memory.
-            store_every: steps between two steps that go to storage; 0: only the last step does, and what the agent
-                stores when processes end.
+            store_every: steps between two steps that go to storage. 0: only the last step of the training goes there,
+                and the newest saved step, which the agent stores when processes end.
             keep_last: how many steps storage keeps; 0 keeps all.
             overlap: copy parameters and optimizer state while the next step computes its gradients. Only allowed if
                 nothing but the optimizer changes parameters.
@@ -99,9 +99,10 @@ class Continuation:
         return None if step is None else _unpacked(state[COMMON])
 
     def restore(self, parts: State, begins_at: int = 0) -> Restored | None:
-        """Load the newest step into `parts` (modules, optimizers, objects with `state_dict`); None if there is none.
+        """Load the newest step into `parts` (modules, optimizers, objects with `state_dict`).
 
-        Plain values in `parts` are replaced. `begins_at` is the step at which training begins if none was saved.
+        Plain values in `parts` are replaced. Returns the step and the values that were saved with it; None if there is
+        no step. Training then begins at step `begins_at`, from which `is_due` counts.
         """
         state: dict[str, Any] = {**parts, COMMON: None, OWN: None}
         step = self._restored(state)
@@ -141,7 +142,7 @@ class Continuation:
         """Save all arguments as the state of `step`, unless that is saved already. Returns after one copy of the state.
 
         With `overlap` it returns earlier. If one rank does not keep the step (storage is behind, there is no memory),
-        the step counts as not saved on all ranks. If it was to go to storage, the next step that is due goes instead.
+        the step counts as not saved on all ranks. If that step was to go to storage, the next saved step goes there.
 
         Raises BadState if `common` or `own` has a value that is neither plain nor a tensor; the text says where.
 

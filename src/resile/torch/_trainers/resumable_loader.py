@@ -68,7 +68,10 @@ class ResumableLoader:
         self._resume = (state["batches"], state["random"])
 
     def _rest(self) -> Iterator[Any]:
-        """Yield the batches that are left of the interrupted epoch; restored random generators keep its order."""
+        """Return an iterator over the batches that are left of the interrupted epoch, in the same order as before.
+
+        For that, the random number generators are first set to the states that they had when the epoch began.
+        """
         self._set_random(self._began_with)
         loader = self._loader
         plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
