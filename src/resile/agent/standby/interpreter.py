@@ -293,8 +293,9 @@ def _threads() -> int:
 def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
     """Fork a standby whenever the agent asks for one on `line`, until the agent asks this process to begin.
 
-    Then this process runs the script, and the function returns when the script has ended. Standbys run this loop too.
-    The process that forks a standby ends at once, so that the standby is an orphan, which the process `agent` adopts.
+    Then this process runs the script, and the function returns when the script has ended. Standbys run this loop too. A
+    process in between, which ends at once, forks the standby. So the standby is an orphan, which the process `agent`
+    adopts.
     """
     while True:
         word, descriptors = _hear(line)
