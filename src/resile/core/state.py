@@ -93,7 +93,10 @@ class Agent(msgspec.Struct, kw_only=True):
 
 
 class Node(msgspec.Struct, kw_only=True):
-    """One node, from the decision to launch it to its end. Nodes that ended are kept: ids are never used again."""
+    """One node, from the decision to launch it to its end.
+
+    Nodes that ended stay in the state, because ids are never used again.
+    """
 
     key: NodeKey
     rank: Rank

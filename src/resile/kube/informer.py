@@ -129,7 +129,7 @@ class Informer:
         patience: Seconds | None = None,
         relist: Seconds | None = None,
     ) -> None:
-        """Call the API server only from `run` on. `patience` and `relist` are those of `list_and_watch`.
+        """Prepare; only `run` calls the API server. `patience` and `relist` are passed to `list_and_watch`.
 
         `on_change` is called with every object that was added, modified or deleted; `on_list` is called after every
         list of all objects. `trim` returns the part of an object to keep in the copy.
@@ -152,7 +152,7 @@ class Informer:
         return len(self._objects)
 
     async def run(self) -> None:
-        """Keep the copy up to date until cancelled. Raises `KubeError` only with `patience`."""
+        """Keep the copy up to date until cancelled. With `patience`, raises `KubeError` as `list_and_watch` does."""
         async with contextlib.aclosing(self._news):
             async for news in self._news:
                 match news:

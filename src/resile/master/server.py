@@ -49,7 +49,10 @@ class AgentConnections:
         answer: Answerer,
         standbys: dict[NodeKey, StandbyView],
     ) -> None:
-        """Prepare. What agents report of their standbys is put into `standbys`, for views, and not into the journal."""
+        """Prepare. What agents report of their standbys is put into `standbys`.
+
+        These reports are for views, and are not written to the journal.
+        """
         self._submit = submit
         self._heard = heard
         self._job = job

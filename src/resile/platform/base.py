@@ -43,7 +43,7 @@ class Platform(Protocol):
     """Launches nodes and watches them. All methods run on the master's event loop and do not block it."""
 
     async def start(self, observe: Callable[[Observation], None]) -> None:
-        """Watch the nodes and pass their changes to `observe`, each at least once, those of one node in order."""
+        """Watch the nodes, and pass each change to `observe` at least once. Changes of one node come in order."""
 
     async def adopt(self) -> list[Observation]:
         """All nodes of this job that the platform knows, including those that ended."""

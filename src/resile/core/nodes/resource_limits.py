@@ -33,7 +33,10 @@ class Sum(msgspec.Struct):
 
 
 def for_role(state: JobState, role: str) -> NodeResources:
-    """The resources that plans set for new nodes of a role, instead of those of the role's template."""
+    """The resources that plans have set for new nodes of a role, in place of those in the role's template.
+
+    Returns empty resources if no plan has set any.
+    """
     known = state.resources.get(role)
     return known.resources if known is not None else NodeResources()
 
@@ -56,7 +59,10 @@ def taken(state: JobState, role: str, given: NodeResources) -> Resources:
 
 
 def total(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> Sum:
-    """What the nodes of these ranks take together. Ranks in `given` count with those resources instead of their own."""
+    """Add up the resources of the nodes of these ranks. A rank in `given` counts with the resources that it has there.
+
+    A rank without a node counts with the resources that a new node would get.
+    """
     state, sum_ = ctx.state, Sum()
     for role, wanted in ranks.items():
         fresh = for_role(state, role)
@@ -99,7 +105,10 @@ def _shown(name: str, amount: float) -> str:
 
 
 def memory_for(ctx: Context, role: str, rank: Rank) -> Bytes | None:
-    """How much memory of the job's resourceLimits the other ranks leave for this one; None without such a limit."""
+    """The memory that the job's resourceLimits leave for this rank, after the memory of all other ranks.
+
+    Returns None if the job has no memory limit.
+    """
     limit = ctx.state.spec.resource_limits.memory
     if limit is None:
         return None

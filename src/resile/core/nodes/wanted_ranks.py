@@ -18,7 +18,7 @@ def wanted(state: JobState, role: str) -> set[Rank]:
 
 
 def is_wanted(state: JobState, role: str, rank: Rank) -> bool:
-    """True if this rank should have a node. The cost grows with the number of gaps, not of nodes."""
+    """True if this rank should have a node. The cost does not grow with the number of nodes."""
     if (role, rank) in state.vacated:
         return False
     return rank < state.targets.get(role, 0) + len(_gaps(state, role))

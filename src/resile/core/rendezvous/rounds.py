@@ -91,7 +91,10 @@ def on_script_failed(ctx: Context, rdzv: Rendezvous, node: Node) -> None:
 
 
 def rename_member(rdzv: Rendezvous, old: NodeKey, new: NodeKey) -> None:
-    """Give a member of the previous round a new key: it counted as lost, came back, and may still finish that round."""
+    """Replace the key `old` by `new` among the members of the previous round; do nothing if `old` is not a member.
+
+    The node counted as lost and came back with a new key. It may still finish that round.
+    """
     members = rdzv.previous.members
     if old in members:
         members.remove(old)

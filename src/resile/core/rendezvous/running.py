@@ -55,7 +55,7 @@ def on_spare_worker_failed(rdzv: Rendezvous, node: Node, left: int) -> None:
 
 
 def on_step_noted(ctx: Context, rdzv: Rendezvous, number: Round) -> None:
-    """Let in the newcomers that waited for the first step of round `number`. The journal has that step now."""
+    """Note that the journal has a step of round `number`. At the first one, let `grow` end the round for newcomers."""
     running = rdzv.running
     if running is not None and running.round == number and not running.stepped:
         running.stepped = True

@@ -65,7 +65,10 @@ class Restarts(msgspec.Struct, frozen=True):
         return Seconds(max(0.0, self.last + pause - now)) if pause and self.last is not None else Seconds(0.0)
 
     def after(self, now: float) -> Restarts:
-        """The count to go on with when the newest master has ended: 0 if that master lived for `intervals.HEALTHY`."""
+        """The count to go on with after the newest master has ended.
+
+        It begins anew at 0 if that master lived for `intervals.HEALTHY`; otherwise it stays as it is.
+        """
         healthy = self.last is not None and now - self.last > intervals.HEALTHY
         return Restarts(0, None, self.index) if healthy else self
 

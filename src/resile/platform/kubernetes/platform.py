@@ -285,7 +285,7 @@ class KubernetesPlatform:
         return self._kind.node_of(pod["metadata"]["name"], self._spec.name)
 
     def _on_answer(self, node: NodeKey, pod: Object) -> None:
-        """Take over a pod from the answer to a call, unless the watch has reported that pod in the meantime."""
+        """Treat a pod in the answer to a call as observed, unless the watch has reported that pod in the meantime."""
         last, known = self._observed.get(node), self._pods.get(node)
         unmade = last is None or last.status is NodeStatus.PENDING  # counts only if there is no pod
         if unmade if known is None else self._is_replaced(node, known):

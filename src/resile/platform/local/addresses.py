@@ -63,7 +63,7 @@ class AddressBook:
         return address
 
     def keep(self, role: str, rank: Rank, address: str) -> None:
-        """Set the address of a rank to that of its node, which an earlier master launched and which lives."""
+        """Make `address` the address of a rank: the rank's node, which an earlier master launched, lives and has it."""
         self._of[role, rank] = address
 
     def by_role(self, ports: dict[str, int]) -> dict[str, list[str]]:

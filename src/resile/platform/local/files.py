@@ -141,7 +141,10 @@ def node_directories(directory: Path) -> list[Path]:
 
 
 def outcome(ended: ExitFile, memory: int = 0) -> tuple[NodeStatus, NodeEnd]:
-    """The status and end of a node from its `exit.json`; `memory` is its limit. Reasons are kubectl's words."""
+    """The status and end of a node, given its `exit.json` and its memory limit (0 if it has none).
+
+    The reason of the end is worded as in Kubernetes, such as `OOMKilled`.
+    """
     if ended.error:
         return NodeStatus.FAILED, NodeEnd(exit_code=ended.exit_code, reason="StartError", message=ended.error)
     left = f"; {ended.survivors} of its processes could not be killed" if ended.survivors else ""
