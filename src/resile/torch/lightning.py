@@ -199,7 +199,10 @@ class ResileCallback(Callback):  # type: ignore[misc]
             self._save(trainer, trainer.fit_loop.state_dict(), [], last=True)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Close the checkpointer. If a peer was lost, end this process with a few lines, not Lightning's stack."""
+        """Close the checkpointer.
+
+        If the exception means that a peer was lost, its traceback will show only the script's own lines.
+        """
         if is_peer_loss(exception):
             print_briefly(exception)
         self._continuation.close()

@@ -101,7 +101,10 @@ class Position:
         self._announces_loads = rank == 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Add rank and world for another process, such as a loader's worker, which has no group to look them up in."""
+        """Return the attributes for pickling, with the current rank and world.
+
+        The other process, such as a loader's worker, has no group in which it could look them up.
+        """
         return {**self.__dict__, "_place": self._place or _place_in_group()}
 
     def set_epoch(self, epoch: int) -> None:
@@ -172,7 +175,7 @@ class Position:
 class StepSampler(Position):
     """A position in data that the world consumes in steps, with a fixed number of samples per rank or in total.
 
-    A subclass calls `_set_steps` when it is made.
+    The `__init__` of a subclass calls `_set_steps`.
     """
 
     def _set_steps(self, batch_size: int | None, global_batch_size: int | None, drop_last: bool) -> None:

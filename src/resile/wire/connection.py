@@ -95,7 +95,7 @@ async def serve(
 
     `on_open(connection)` is called once a peer has proved that it holds `token`, then `on_message(connection, message)`
     for every message, heartbeats included, then `on_close(connection, because)` once, however the connection ends.
-    `on_refused(peer, because)` is called for peers that do not prove it, but not for a failed TLS handshake, which
+    `on_refused(peer, because)` is called for peers that do not prove that, but not for a failed TLS handshake, which
     asyncio does not report. `on_bad_message(connection, body)` is called for bytes that are no message of `decode`, so
     that the owner can answer them before the connection ends.
 

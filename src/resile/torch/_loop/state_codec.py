@@ -58,7 +58,10 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
 
 
 def describe(state: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """A state's encoded `Description`, and its tensors in the same order. Raises BadState if a value cannot be sent."""
+    """Return the encoded `Description` of a state, and the state's tensors in the order of the description.
+
+    Raises BadState if a value cannot be sent.
+    """
     tensors: list[torch.Tensor] = []
     tree = _take_apart(state, tensors, "state", 0)
     shapes = [Shape(_NAMES[tensor.dtype], list(tensor.shape)) for tensor in tensors]

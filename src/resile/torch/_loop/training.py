@@ -165,7 +165,10 @@ def built_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | N
 
 
 def rest_of_state(sampler: Stateful | None, state: Mapping[str, Stateful]) -> dict[str, Stateful]:
-    """The state beside model, optimizer and scheduler, by name. Raises ValueError if a name is reserved."""
+    """Return the sampler, if there is one, and the objects of `state`, by name.
+
+    Raises ValueError if `state` uses a name that `Elastic` needs itself.
+    """
     for name in state:
         if name in ("model", "optimizer", "scheduler", "sampler"):
             raise ValueError(f"state: '{name}' is a name that Elastic uses itself; give it another one")

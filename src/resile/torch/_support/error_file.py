@@ -68,7 +68,7 @@ def is_peer_loss(error: BaseException) -> bool:
 
 
 def in_brief(error: BaseException) -> str:
-    """The first sentence of an error, for a log line, without gloo's source locations; its type if it has no text."""
+    """The first line of an error's text without gloo's source locations, for a log; the error's type without a text."""
     line = _SOURCE.sub("", str(error).strip().partition("\n")[0])
     return line.partition(". This is typically")[0] or type(error).__name__
 
