@@ -100,7 +100,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sums(self) -> int:
-        """The number of checksums: of the bytes that this rank writes to storage, and of the other bytes."""
+        """The number of checksums. Each is of one chunk; no chunk has both bytes for storage and other bytes."""
         return chunks(self.stored) + chunks(self.length - self.stored)
 
     @property

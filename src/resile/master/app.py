@@ -46,7 +46,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running master gives to the tasks of `accompany`, such as the writer of a job's status."""
+    """The parts of a running master that background tasks beside it need; one such task writes the job's status."""
 
     events: EventQueue
     commands: Commands

@@ -276,10 +276,10 @@ class ReplicaServer:
         return f"it is of round {copy.round}, and this node is in round {self._round}"
 
     def _forget_older(self, copy: ReplicaOffer) -> None:
-        """Free the replicas of local ranks that have only replicas of older rounds than that of `copy`.
+        """Free the replicas of the sending node's ranks that have sent none since the round of `copy` began.
 
-        Does nothing until the local rank of `copy` has two replicas of its round. By then all nodes have sent a replica
-        of this round, so that the older ones are not needed.
+        Does nothing until the rank of `copy` has sent two replicas in that round: a second save begins only after all
+        ranks have sent the first, so no rank can need an older round.
         """
         newest = {
             rank: max((self._arrivals[each].round for each in pair if each in self._arrivals), default=NO_ROUND)

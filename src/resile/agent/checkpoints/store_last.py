@@ -62,8 +62,9 @@ def store_last(
 ) -> str:
     """Store the checkpoints `newest`. If their step is then not complete in storage, store `older` too.
 
-    Returns why a checkpoint was not stored, or an empty string. Before each new try, `pause` is called with the next of
-    `pauses`. `what_next` ends the log line about the stored checkpoint. All buffers are released at the end.
+    A store that fails is tried again as often as there are `pauses`, which are shared by all stores: `pause` is called
+    with each. Returns every reason why a store failed, or an empty string. `what_next` ends the log line about the
+    stored checkpoint. All buffers are released at the end.
     """
     left = iter(pauses)
     try:

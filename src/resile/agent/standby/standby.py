@@ -172,10 +172,7 @@ class StartOrder:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> None:
-        """Make the message, with duplicates of `streams`. The caller closes `streams`.
-
-        Raises OSError if no file or duplicate can be made.
-        """
+        """`streams` are file descriptors, which are duplicated: the caller closes its own. Raises OSError."""
         with contextlib.ExitStack() as undo:
             words = os.memfd_create("resile-order", os.MFD_CLOEXEC)
             undo.callback(os.close, words)

@@ -107,7 +107,7 @@ class LocalJobs:
         return before != Phase.SUSPENDED
 
     def resume(self, job: str) -> bool:
-        """Resume a job. If its master is gone, as after a restart of the machine, start a new master first."""
+        """Resume a job; False if it was neither suspended nor without a master. A master that is gone is started."""
         from resile.client.local.master_process import restart_master, served
 
         found = self._find(job)

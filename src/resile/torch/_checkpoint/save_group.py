@@ -76,11 +76,12 @@ class BufferChoice(NamedTuple):
 
 
 def to_keep(statuses: Sequence[SaveStatus], *, partnered: bool) -> int | None:
-    """The sequence number of the save that no rank may overwrite with the save that begins.
+    """Choose which of the two saves in memory stays while the next save overwrites the other; its sequence number.
 
-    Usually this is the newest save that all ranks have. Without `partnered`, it is the save before that one if storage
-    still needs the earlier save. 0 if this group has saved nothing yet: then each rank overwrites its older buffer.
-    None if all ranks skip the save, because storage still needs the buffers that would be overwritten.
+    The newest save that all ranks have stays, unless storage is still reading the older one. Then the older one stays,
+    but not with `partnered`: other nodes keep replicas of the last two saves, so only the older may be overwritten.
+    None if no save may be overwritten, and all ranks skip the next one. 0 if this group has saved nothing yet, and each
+    rank overwrites its older buffer.
     """
     common = set.intersection(*({each.first, each.second} for each in statuses)) - {0}
     if not common:  # this group has saved nothing yet

@@ -71,9 +71,9 @@ class Collectives:
         return [[int(number) for number in each.tolist()] for each in self.gather_alike(mine)]
 
     def gather_alike(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """Return every rank's tensor, by rank. A collective of at least two ranks.
+        """Collective: return the tensors of all ranks, in the order of ranks. The world must have at least two ranks.
 
-        All tensors must have the same shape and be on `device`.
+        All tensors must have the same shape and type, on `self.device`.
         """
         rows = [torch.empty_like(mine) for _ in range(self.world)]
         wait(dist.all_gather(rows, mine, async_op=True), self._group)

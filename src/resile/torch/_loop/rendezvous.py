@@ -89,8 +89,8 @@ class Rendezvous:
     def form(self) -> None:
         """Enter the next round, with the state on which its members agree.
 
-        Raises StateLost if no member and no checkpoint has a whole state. Raises RuntimeError if meetings keep failing,
-        or if a second round is needed and there is no agent.
+        Raises StateLost if no member and no checkpoint has a whole state. Raises RuntimeError if no process group was
+        formed in several tries. Without an agent there is one round, and asking for another is a RuntimeError.
         """
         client = self._client
         if client is None:

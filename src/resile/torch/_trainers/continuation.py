@@ -99,10 +99,10 @@ class Continuation:
         return None if step is None else _unpacked(state[COMMON])
 
     def restore(self, parts: State, begins_at: int = 0) -> Restored | None:
-        """Load the newest step into `parts` (modules, optimizers, objects with `state_dict`).
+        """Load the newest saved step into `parts`, and return its number and the values that were saved with it.
 
-        Plain values in `parts` are replaced. Returns the step and the values that were saved with it; None if there is
-        no step. Training then begins at step `begins_at`, from which `is_due` counts.
+        Modules, optimizers and other objects with `state_dict` are loaded in place; a plain value is replaced in the
+        mapping `parts` itself. If no step was saved, returns None, and `is_due` counts from step `begins_at`.
         """
         state: dict[str, Any] = {**parts, COMMON: None, OWN: None}
         step = self._restored(state)
