@@ -1,10 +1,10 @@
 """Rules and fixtures of the tests that need a cluster.
 
 A test that asks for any of these fixtures is left out unless `RESILE_KUBE_TESTS=1` says that there is a cluster. Tests
-have a namespace each, and `make test-kube` runs them in three parts, two at a time but for the second: tests with a
-namespace of their own; tests that break or change the cluster itself, which have the mark `alone`; tests of a deployed
-operator. That serves every namespace, and the tests that bring an operator of their own and kill it must not find
-another in its place.
+have a namespace each, and `make test-kube` runs them in three parts: tests with a namespace of their own, two at a
+time; then, one at a time, tests that break or change the cluster itself, which have the mark `alone`, and tests of a
+deployed operator. That serves every namespace, and the tests that bring an operator of their own and kill it must not
+find another in its place.
 """
 
 from __future__ import annotations
@@ -37,24 +37,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @contextlib.contextmanager
-def counted(factory: pytest.TempPathFactory, name: str, more: int) -> Iterator[int]:
-    """Count what the workers of one run share, and hold the others up meanwhile; yields the number before."""
+def turn(factory: pytest.TempPathFactory) -> Iterator[bool]:
+    """Hold up the other workers of this run; yields whether this one is the first."""
     folder = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
-    with (folder / name).open("a+") as file:
+    with (folder / "looked").open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        before = int(file.read() or 0)
-        yield before
-        file.truncate(0)
-        file.write(str(before + more))
+        yield not file.read()
+        file.write("yes")
 
 
 @pytest.fixture(scope="session")
 def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A cluster that is free for tests, and the CRDs of this checkout on it."""
     assert Path(KUBECONFIG).exists(), "the cluster is not up: run `make cluster`"
-    with counted(tmp_path_factory, "looked", 1) as before:
-        if not before and (why_not := in_the_way()):
+    with turn(tmp_path_factory) as is_first:
+        if is_first and (why_not := in_the_way()):
             pytest.fail(why_not, pytrace=False)
         kubectl("apply", "-k", str(ROOT / "config/crd"))
         kubectl("wait", "--for=condition=Established", f"crd/{JOBS}", "--timeout=30s")
@@ -83,15 +81,13 @@ def cluster(kubernetes: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="session")
-def deployed(kubernetes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def deployed(kubernetes: None) -> Iterator[None]:
     """resile as `make deploy` installs it, for the whole cluster; the seeds' images and data are there."""
-    with counted(tmp_path_factory, "deployed", 1) as before:
-        if not before:
-            run("make", "data", deadline=PATIENCE)
-            run("hack/cluster/cluster.py", "image", "resile/mnist:0.1.0", deadline=PATIENCE)
-            run("make", "deploy", f"IMG={IMAGE}", deadline=PATIENCE)
-    yield
-    with counted(tmp_path_factory, "deployed", -1) as before:
-        if before == 1:
-            kubectl("-n", "dlrover", "delete", "elasticjob", "--all", "--wait=true", deadline=PATIENCE)
-            run("make", "undeploy", deadline=PATIENCE)
+    run("make", "data", deadline=PATIENCE)
+    run("hack/cluster/cluster.py", "image", "resile/mnist:0.1.0", deadline=PATIENCE)
+    try:
+        run("make", "deploy", f"IMG={IMAGE}", deadline=PATIENCE)
+        yield
+    finally:
+        kubectl("-n", "dlrover", "delete", "elasticjob", "--all", "--wait=true", deadline=PATIENCE)
+        run("make", "undeploy", deadline=PATIENCE)

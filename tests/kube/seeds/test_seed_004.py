@@ -19,11 +19,7 @@ import yaml
 from tests.kube.namespace import ROOT, job, kubectl, master, measured, patch_node, until
 from tests.kube.seeds.seed_lines import line, pod_rows, wait
 
-pytestmark = [
-    pytest.mark.usefixtures("deployed"),
-    pytest.mark.timeout(600),
-    pytest.mark.xdist_group("torch-mnist"),  # the name of its job
-]
+pytestmark = [pytest.mark.usefixtures("deployed"), pytest.mark.timeout(600)]
 
 MNIST = ROOT / "examples/pytorch/mnist"
 SEATS = 4
