@@ -53,7 +53,7 @@ def inject(cluster: Cluster, fault: Fault) -> None:
 
 
 def draw_plan(cluster: Cluster) -> Plan:
-    """Draw a random ScalePlan. The plan may name nodes that do not exist, and may ask for too much."""
+    """Draw a random plan. The plan may name nodes that do not exist, and may ask for too much."""
     rng = cluster.rng
     nodes = [key for key, node in cluster.state.nodes.items() if node.alive and key.role == WORKER]
     nodes.append(NodeKey(WORKER, NodeId(rng.randint(0, 9))))
