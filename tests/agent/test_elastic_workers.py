@@ -24,7 +24,7 @@ from resile.protocol.agent_to_master import (
     WorkersChanged,
     WorkerStuck,
 )
-from resile.protocol.master_to_agent import RoundOver
+from resile.protocol.master_to_agent import RoundComplete, RoundOver
 from resile.protocol.message import Message
 from resile.protocol.reports import RoundAssignment, WorkerFailure
 from resile.protocol.worker_to_agent import WorkerAssignment, WorkerReady
@@ -414,11 +414,37 @@ async def test_nor_does_one_however_long_the_others_evaluate_after_their_round_w
     assert node.killed == [1]
 
 
+async def test_a_process_is_told_that_its_round_is_complete_when_the_master_says_so_and_those_after_it_at_once():
+    node = Node(2)
+    node.ready(0, 1)
+    node.workers.on_last_step(node.lines[0], LastStepTaken(round=Round(1)))
+    node.workers.on_round_complete(Round(0))
+    assert RoundComplete(round=Round(1)) not in node.lines[0].heard
+    node.workers.on_round_complete(Round(1))
+    assert node.lines[0].heard[-1] == RoundComplete(round=Round(1))
+    assert RoundComplete(round=Round(1)) not in node.lines[1].heard, "it has not asked, and a loss still concerns it"
+    said = len(node.said)
+    node.workers.on_last_step(node.lines[1], LastStepTaken(round=Round(1)))
+    assert (node.lines[1].heard[-1], len(node.said)) == (RoundComplete(round=Round(1)), said)
+
+
+async def test_a_process_that_asks_is_told_that_its_round_is_over_if_the_master_ended_it_before():
+    node = Node(2)
+    node.ready(0, 1)
+    node.workers.on_last_step(node.lines[0], LastStepTaken(round=Round(1)))
+    node.over(1)
+    node.workers.on_last_step(node.lines[1], LastStepTaken(round=Round(1)))
+    assert [type(line.heard[-1]) for line in node.lines.values()] == [RoundOver, RoundOver]
+    node.ready(0, 1, step=9)
+    assert node.last(Join).nproc == 2, "both meet once more"
+
+
 async def test_a_process_that_stores_its_last_step_is_not_killed_when_its_round_is_ended():
     node = Node(2, leave_within=0.01)
     node.ready(0, 1)
-    node.over(1)
     node.workers.on_last_step(node.lines[0], LastStepTaken(round=Round(1)))
+    node.workers.on_round_complete(Round(1))
+    node.over(1)
     assert await node.kills() == [1], "which has not said so"
     await asyncio.sleep(0.1)
     assert node.killed == [1]

@@ -304,7 +304,7 @@ async def test_used_standbys_are_made_again_and_nothing_is_lost(node: Callable[.
         await until(lambda: made.group.alive == 0)
         await until(lambda: made.standbys.facts.ready == 2, "another standby")
     assert len(used) == 4
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # a thread of an earlier test may close its own meanwhile
     assert made.standbys.facts.memory > 0
     assert not children() & used, "no zombie"
 

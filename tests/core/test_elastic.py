@@ -21,7 +21,7 @@ from resile.protocol.agent_to_master import (
     WorkersChanged,
     WorkerStuck,
 )
-from resile.protocol.master_to_agent import Leave, RoundOver, StateHeld, Welcome
+from resile.protocol.master_to_agent import Leave, RoundComplete, RoundOver, StateHeld, Welcome
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import Job, failure, key, managed, running, running_bare
 
@@ -541,6 +541,25 @@ def test_who_comes_after_the_last_step_ends_no_round():
     assert job.replayed().state.rendezvous.current == job.state.rendezvous.current
     job.says(0, NodeFinished(round=Round(1)))
     assert job.state.phase == "Succeeded"
+
+
+def test_all_members_are_told_that_their_round_is_complete_and_one_that_asks_again_is_told_again():
+    job = elastic(2)
+    complete(job, 1)
+    assert job.sent(RoundComplete) == [RoundComplete(round=Round(1))]
+    assert job.told(RoundComplete) == (key(0), key(1))
+    complete(job, 0)
+    assert job.told(RoundComplete) == (key(0),)
+    complete(job, 0, round_=7)
+    assert job.sent(RoundComplete) == []
+
+
+def test_members_whose_round_was_ended_before_are_not_told_that_it_is_complete_and_meet_once_more():
+    job = interrupted(1)
+    complete(job, 0)
+    assert job.sent(RoundComplete) == []
+    rejoins(job, 0, holds=1)
+    assert job.members == [0, 1]
 
 
 def test_who_came_before_that_was_known_does_not_train_all_over_again():

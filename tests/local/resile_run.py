@@ -21,6 +21,7 @@ from resile.master.journal.sqlite import SQLiteJournal
 
 RESILE = str(Path(sys.executable).parent / "resile")
 PATIENCE = 60.0
+LINES = 80  # of what a command wrote, shown if its test fails
 
 T = TypeVar("T")
 
@@ -92,6 +93,10 @@ class Run:
         self.process = process
         self.pid = process.pid
         self._out, self._err = out, err
+
+    @property
+    def name(self) -> str:
+        return self._err.name
 
     @property
     def out(self) -> str:
@@ -260,6 +265,8 @@ class Runs:
             for pid in found:
                 kill(pid)
             time.sleep(0.02)
+        for run in self._runs:  # pytest shows this with a failed test alone
+            print(f"the last lines of {run.name}:", *run.err.splitlines()[-LINES:], sep="\n")
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ async def test_garbage_half_messages_and_oversized_ones_do_not_disturb_a_master(
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"protocol": 99}, "this master speaks protocol 5, and the agent speaks 99"),
+        ({"protocol": 99}, f"this master speaks protocol {PROTOCOL}, and the agent speaks 99"),
         ({"job": "other"}, "this is the master of job job, not of other"),
         ({"nproc": 0}, "the rules of rendezvous make no sense"),
     ],

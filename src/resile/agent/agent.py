@@ -38,6 +38,7 @@ from resile.protocol.master_to_agent import (
     Leave,
     MasterMessage,
     Refused,
+    RoundComplete,
     RoundFormed,
     RoundOver,
     StateHeld,
@@ -162,6 +163,8 @@ class Agent:
                 if message.elastic:
                     self._become_elastic()
                 self._workers.on_round_over(message)
+            case RoundComplete():
+                self._workers.on_round_complete(message.round)
             case StateHeld():
                 self._workers.on_state_held(message.round)
             case Leave():

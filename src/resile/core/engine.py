@@ -177,7 +177,7 @@ def _handle_message(ctx: Context, node: Node, message: AgentMessage) -> None:
         case WorkersChanged():
             running.on_workers_changed(ctx, rdzv, node, message)
         case LastStepTaken():
-            rounds.on_last_step_taken(rdzv, node, message)
+            rounds.on_last_step_taken(ctx, rdzv, node, message)
         case WorkerStuck():
             state_holders.on_worker_stuck(ctx, node, message)
             forming.form(ctx, rdzv)  # no round waits for it any more

@@ -48,6 +48,15 @@ class RoundOver(Message, frozen=True, kw_only=True):
     """True if a member was lost or leaves, so the agent brings the checkpoints in memory to storage."""
 
 
+class RoundComplete(Message, frozen=True, kw_only=True):
+    """Answer to LastStepTaken: all members of `round` took the last step, and no newcomer ends the round any more.
+
+    If the round was over before, the answer is RoundOver. An agent sends the same message to its processes that ask.
+    """
+
+    round: Round
+
+
 class StateHeld(Message, frozen=True, kw_only=True):
     """Answer to WorkerStuck, now or later: another node has the state of `round`. The stuck process may be killed."""
 
@@ -70,4 +79,4 @@ class JobOver(Message, frozen=True, kw_only=True):
     failed_node: str = ""
 
 
-MasterMessage = Welcome | Refused | RoundFormed | RoundOver | StateHeld | Leave | JobOver | ShardAnswer
+MasterMessage = Welcome | Refused | RoundFormed | RoundOver | RoundComplete | StateHeld | Leave | JobOver | ShardAnswer

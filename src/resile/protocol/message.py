@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL = 5
+PROTOCOL = 6
 """The version of the protocol, increased with every change that an older agent or master would misunderstand."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resile.api.ids import NO_ROUND, Round
 from resile.protocol.agent_to_master import LastStepTaken, StepReport
-from resile.protocol.master_to_agent import RoundOver
+from resile.protocol.master_to_agent import RoundComplete, RoundOver
 from resile.protocol.message import Message
 from resile.protocol.shards import ShardMessage
 
@@ -41,5 +41,5 @@ class WorkerAssignment(Message, frozen=True, kw_only=True):
 
 
 WorkerMessage = Attach | StepReport | WorkerReady | LastStepTaken | ShardMessage
-RendezvousMessage = WorkerAssignment | RoundOver
+RendezvousMessage = WorkerAssignment | RoundOver | RoundComplete
 """Messages to an elastic training process, on the connection on which it sent `WorkerReady`."""

@@ -54,7 +54,7 @@ class Invariants:
         self._nodes(state)
         self._budgets(state, event)
         self._changes(state)
-        self._last_steps(event)
+        self._last_steps(state, event)
         self._formed(state, made)
         self._round_state(state)
         self._steps(state, event)
@@ -140,10 +140,12 @@ class Invariants:
         self._round, self._places = number, places
         self.rounds += 1
 
-    def _last_steps(self, event: ev.AnyEvent) -> None:
+    def _last_steps(self, state: JobState, event: ev.AnyEvent) -> None:
         match event:
             case ev.AgentSaid(node=node, message=LastStepTaken(round=number)):
-                if self._failed_in < number == self._round and node in self._places:
+                running = state.rendezvous.running
+                complete = running is not None and running.round == number and running.complete
+                if complete and self._failed_in < number and node in self._places:
                     self._evaluating.add(node)
             case ev.AgentSaid(node=node, message=NodeFinished()):
                 self._evaluating.discard(node)

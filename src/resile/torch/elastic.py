@@ -353,6 +353,7 @@ class Elastic:
             if checkpoints is not None:
                 checkpoints.finish(self.completed, self._state.training.parts)
             rendezvous.await_members()
+            rendezvous.complete()
         except Exception as error:
             if not rendezvous.is_loss(error):
                 rendezvous.release_peers()
@@ -361,11 +362,10 @@ class Elastic:
             return False
         self._stage = _Stage.DONE
         rendezvous.loops += 1
-        rendezvous.complete()  # from now on losses and newcomers do not matter, although storage may take its time
+        if not rendezvous.hang_up():  # from now on losses and newcomers do not matter
+            self._stage = _Stage.MET  # without an agent all loops have the same group
         if checkpoints is not None:
             checkpoints.wait_stored()
-        if not rendezvous.hang_up():
-            self._stage = _Stage.MET  # without an agent all loops have the same group
         return True
 
     def _break_off(self, lost: bool) -> None:

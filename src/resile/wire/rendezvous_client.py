@@ -16,7 +16,7 @@ from collections.abc import Callable
 from resile.api.ids import NO_ROUND, Round
 from resile.common import unix_sockets
 from resile.protocol.agent_to_master import LastStepTaken
-from resile.protocol.master_to_agent import RoundOver
+from resile.protocol.master_to_agent import RoundComplete, RoundOver
 from resile.protocol.message import Message
 from resile.protocol.worker_to_agent import RendezvousMessage, WorkerAssignment, WorkerReady
 from resile.wire.env import AGENT_SOCKET, WORKER
@@ -46,6 +46,7 @@ class RendezvousClient:
         self._turn = threading.Condition()
         self._placed: WorkerAssignment | None = None
         self._over: Round = NO_ROUND
+        self._complete: Round = NO_ROUND
         self._broken = ""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(CALL_TIMEOUT)
@@ -99,10 +100,20 @@ class RendezvousClient:
             raise ConnectionBroken(self._broken)
         raise TimeoutError(f"no round had a place for this process within {timeout:g} s")
 
-    def complete(self, round_: Round) -> None:
-        """Report that all members of `round_` have taken the last step, so that the round needs no newcomers."""
+    def complete(self, round_: Round, timeout: float) -> bool:
+        """Report that all members of `round_` have taken the last step, so that the round needs no newcomers.
+
+        Returns False if the round is over, because a member was lost or a newcomer joined before. Returns True if the
+        master has noted the report, if there is no answer within `timeout` seconds, or if the agent is gone.
+        """
         with contextlib.suppress(OSError):  # the agent hung up
             self._socket.sendall(encode(LastStepTaken(round=round_)))
+        with self._turn:
+            self._turn.wait_for(
+                lambda: self._complete >= round_ or self.over(round_) or bool(self._broken),
+                timeout,
+            )
+            return self._complete >= round_ or not self.over(round_)
 
     def close(self) -> None:
         with self._turn:
@@ -131,6 +142,10 @@ class RendezvousClient:
             case WorkerAssignment():
                 with self._turn:
                     self._placed = message
+                    self._turn.notify_all()
+            case RoundComplete():
+                with self._turn:
+                    self._complete = max(self._complete, message.round)
                     self._turn.notify_all()
             case RoundOver():
                 with self._turn:

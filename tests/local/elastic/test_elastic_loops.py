@@ -138,6 +138,62 @@ def test_one_that_replaces_a_rank_lost_near_the_end_does_not_train_all_over_agai
     assert "round 3" not in run.err
 
 
+HELD_AT_THE_END = """
+from probe import *
+import torch
+import torch.distributed as dist
+torch.set_num_threads(1)
+from resile.torch import Elastic
+from resile.torch._loop.rendezvous import Rendezvous
+
+if ATTEMPT > 0:  # the one that replaces rank 2
+    wait_for("go")
+complete = Rendezvous.complete
+
+
+def held(self):
+    if self.world == 2 and self.rank in HELD:
+        note("held")
+        while not self.round_over and not there("release"):
+            time.sleep(0.01)
+    complete(self)
+
+
+Rendezvous.complete = held
+model = torch.nn.Linear(4, 2)
+elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))
+note("begins")
+for step in elastic.steps(3):
+    with elastic.step():
+        if elastic.completed == 1 and elastic.rank == 2:
+            os.kill(os.getpid(), 9)
+        model(torch.randn(3, 4)).square().sum().backward()
+ranks = torch.ones(1)
+dist.all_reduce(ranks)
+note("end", ranks=int(ranks))
+"""
+
+
+@pytest.mark.parametrize(("held", "ranks"), [((0, 1), 3), ((1,), 2)], ids=["before-any", "after-one"])
+def test_a_newcomer_that_comes_as_the_last_step_is_taken_breaks_no_collective_after_the_loop(
+    runs: Runs, held: tuple[int, ...], ranks: int
+) -> None:
+    """It comes before any rank has said that the last step is taken, or after one has."""
+    script = runs.script(HELD_AT_THE_END.replace("HELD", str(held)))
+    run = runs.start("--nproc-per-node=3", "--max-restarts=1", CALM, script)
+    waiting = wait_until(lambda: len(runs.notes("held")) == len(held) and runs.notes("held"), "the last step", LONG)
+    runs.release("go")
+    wait_until(lambda: len(runs.notes("begins")) == 4, "a replacement", LONG)
+    if len(held) == 1:
+        time.sleep(0.5)  # it says that it is ready, and nobody answers
+        runs.release()
+    assert run.wait(LONG) == 0, run.err
+    ends = runs.notes("end")
+    assert {end["ranks"] for end in ends} == {ranks}
+    assert len(ends) == ranks, "no process was started again"
+    assert {note["pid"] for note in waiting} <= {end["pid"] for end in ends}
+
+
 EVALUATES = (
     THREE_STEPS
     + """

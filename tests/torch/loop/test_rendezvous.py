@@ -38,6 +38,7 @@ class Agent:
         """The last round that ends before its members have met."""
         self.completed = Round(0)
         """The last round whose last step is taken."""
+        self.closed = False
         self.asked_for = 0.0
         """Seconds that were waited for the word that a round is over."""
 
@@ -63,11 +64,12 @@ class Agent:
         self.asked_for = timeout
         return self.over(round_)
 
-    def complete(self, round_: Round) -> None:
+    def complete(self, round_: Round, timeout: float) -> bool:
         self.completed = round_
+        return not self.over(round_)
 
     def close(self) -> None:
-        pass
+        self.closed = True
 
 
 @pytest.fixture
@@ -198,17 +200,21 @@ def test_peers_do_not_wait_for_a_process_whose_script_fails_while_a_step_is_save
     checkpointer.close()
 
 
-def test_the_agent_hears_of_the_last_step_before_storage_is_waited_for(
+def test_the_agent_hears_of_the_last_step_before_storage_is_waited_for_and_can_end_the_round_no_more(
     agent: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known: list[Round] = []
-    monkeypatch.setattr(LoopCheckpoints, "wait_stored", lambda checkpoints: known.append(agent[0].completed))
+    known: list[tuple[Round, bool]] = []
+
+    def wait_stored(_: LoopCheckpoints) -> None:
+        known.append((agent[0].completed, agent[0].closed))
+
+    monkeypatch.setattr(LoopCheckpoints, "wait_stored", wait_stored)
     model = torch.nn.Linear(2, 1)
     checkpointer = Checkpointer(tmp_path)
     elastic = Elastic(model, torch.optim.SGD(model.parameters()), checkpointer=checkpointer)
     for _ in elastic.steps(1):
         with elastic.step():
             model(torch.ones(1, 2)).sum().backward()
-    assert known == [1]
+    assert known == [(1, True)]
     elastic.close()
     checkpointer.close()

@@ -59,6 +59,10 @@ class Workers(Protocol):
 
     def on_round_over(self, over: RoundOver) -> None: ...
 
+    def on_round_complete(self, round_: Round) -> None:
+        """Handle that the master has noted that all members of `round_` took the last step."""
+        return
+
     def on_state_held(self, round_: Round) -> None:
         """Kill processes that are stuck in `round_` or an older round.
 

@@ -22,6 +22,7 @@ from resile.agent.workers.ports import free_port
 from resile.agent.workers.restarting_workers import RestartingWorkers
 from resile.agent.workers.worker_group import CannotStart
 from resile.agent.workers.worker_states import (
+    Completing,
     Detached,
     Dismissed,
     Ended,
@@ -47,7 +48,7 @@ from resile.protocol.agent_to_master import (
     WorkersChanged,
     WorkerStuck,
 )
-from resile.protocol.master_to_agent import RoundOver
+from resile.protocol.master_to_agent import RoundComplete, RoundOver
 from resile.protocol.message import Message
 from resile.protocol.reports import RoundAssignment, WorkerFailure
 from resile.protocol.worker_to_agent import WorkerAssignment, WorkerReady
@@ -105,6 +106,8 @@ class ElasticWorkers:
         """Failures to report again if the master restarts."""
         self._last_step_told: Round = NO_ROUND
         """The newest round whose last step was reported to the master."""
+        self._complete: Round = NO_ROUND
+        """The newest round of which the master has noted that all members took the last step."""
         self._failed_after_last_step = False
         """True if a process of the newest round failed after its last step, so the script is tried again."""
         if launcher.attempt is not None and launcher.attempt.is_sound:
@@ -185,6 +188,13 @@ class ElasticWorkers:
         if over.lost:
             self._rescue()
 
+    def on_round_complete(self, round_: Round) -> None:
+        self._complete = round_
+        for worker, asking in self._workers.in_state(Completing):
+            if asking.round == round_:
+                asking.line.send(RoundComplete(round=round_))
+                self._hung.let_finish(worker, Event.COMPLETE, asking)
+
     def on_state_held(self, round_: Round) -> None:
         self._hung.on_state_held(round_)
 
@@ -232,12 +242,14 @@ class ElasticWorkers:
         self._settle()
 
     def on_last_step(self, line: Line, message: LastStepTaken) -> None:
-        """Note and report that all ranks took the last step of the round: this process needs no peer any more."""
+        """Report that all ranks took the last step of the round. A process that was told its end is not answered."""
         worker = self._by_line.get(line)
-        if worker is None or not isinstance(worker.state, InRound) or worker.state.round != message.round:
+        if worker is None or not isinstance(worker.state, Member) or worker.state.round != message.round:
             return
-        self._hung.on_last_step(worker, worker.state)
-        if message.round > self._last_step_told:
+        worker.on(Event.LAST_STEP, Completing(line, message.round))
+        if message.round == self._complete:
+            self.on_round_complete(message.round)
+        elif message.round > self._last_step_told:
             self._last_step_told = message.round
             self._send(message)
 
@@ -250,7 +262,7 @@ class ElasticWorkers:
         if worker is None:
             return
         if isinstance(worker.state, InRound):
-            self._hung.on_last_step(worker, worker.state)
+            self._hung.let_finish(worker, Event.CLOSED, worker.state)
         elif isinstance(worker.state, Ready):
             self._kill(worker)
 
@@ -396,7 +408,9 @@ class ElasticWorkers:
 
     def _break_off(self, because: str) -> None:
         self._current = None
-        for worker, member in self._workers.in_state(Member):
+        members: list[tuple[Worker, Member | Completing]] = [*self._workers.in_state(Member)]
+        members += self._workers.in_state(Completing)
+        for worker, member in members:
             member.line.send(RoundOver(round=self.newest, because=because))
             self._hung.expect_to_leave(worker, Event.ROUND_OVER, member)
 

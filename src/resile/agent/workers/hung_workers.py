@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 
 from resile.agent.workers.worker_states import (
+    Completing,
     Detached,
     Event,
     Finishing,
@@ -66,13 +67,13 @@ class HungWorkers:
             if not worker.has_deadline:
                 self.expect_ready(worker)
 
-    def expect_to_leave(self, worker: Worker, event: Event, state: Member | Stuck) -> None:
+    def expect_to_leave(self, worker: Worker, event: Event, state: Member | Completing | Stuck) -> None:
         worker.on(event, Leaving(state.line, state.round))
         worker.set_deadline(self._leave_within, self._never_left)
 
-    def on_last_step(self, worker: Worker, state: InRound) -> None:
-        """Note that the worker took the last step of its round: it may store, evaluate or end, and is not killed."""
-        worker.on(Event.LAST_STEP, Finishing(state.round))
+    def let_finish(self, worker: Worker, event: Event, state: InRound) -> None:
+        """Let a worker that needs no round any more store, evaluate or end. It is not killed."""
+        worker.on(event, Finishing(state.round))
         worker.set_deadline(self._leave_within, self._detach)
 
     def on_state_found(self) -> None:

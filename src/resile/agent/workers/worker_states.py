@@ -43,6 +43,13 @@ class Member(NamedTuple):
     round: Round
 
 
+class Completing(NamedTuple):
+    """The process took the last step of its round, and asks whether the master has noted it before the round ended."""
+
+    line: Line
+    round: Round
+
+
 class Leaving(NamedTuple):
     """The process was told that its round is over, and has a deadline to leave it."""
 
@@ -58,7 +65,7 @@ class Stuck(NamedTuple):
 
 
 class Finishing(NamedTuple):
-    """The process took the last step of its round. It stores a checkpoint, evaluates or ends, and is not killed."""
+    """The process took the last step, and its round is complete. It stores, evaluates or ends, and is not killed."""
 
     round: Round
 
@@ -84,7 +91,7 @@ class Ended(NamedTuple):
     """The round in which the process took the last step; NO_ROUND if it took none."""
 
 
-InRound = Member | Leaving | Stuck | Finishing
+InRound = Member | Completing | Leaving | Stuck | Finishing
 """States of a process that is in a round or has not left the last one, so that peers may wait for it."""
 State = Starting | Ready | InRound | Detached | Failed | Dismissed | Ended
 S = TypeVar("S", bound=State)
@@ -99,6 +106,9 @@ class Event(enum.StrEnum):
     STATE_FOUND = "state found"
     """A sibling that has the state is ready, so this process is not the only one with it."""
     LAST_STEP = "last step"
+    COMPLETE = "round complete"
+    CLOSED = "closed"
+    """The process closed its connection to the agent: it joins no round any more."""
     DETACHED = "detached"
     FAILED = "failed"
     ENDED = "ended"
@@ -110,10 +120,23 @@ _ENDS: dict[Event, type[State]] = {Event.FAILED: Failed, Event.ENDED: Ended}
 TRANSITIONS: dict[type[State], dict[Event, type[State]]] = {
     Starting: {Event.READY: Ready, Event.DISMISSED: Dismissed, **_ENDS},
     Ready: {Event.READY: Ready, Event.PLACED: Member, Event.DISMISSED: Dismissed, **_ENDS},
-    Member: {Event.READY: Ready, Event.ROUND_OVER: Leaving, Event.LAST_STEP: Finishing, **_ENDS},
-    Leaving: {Event.READY: Ready, Event.OVERDUE: Stuck, Event.LAST_STEP: Finishing, **_ENDS},
-    Stuck: {Event.READY: Ready, Event.STATE_FOUND: Leaving, Event.LAST_STEP: Finishing, **_ENDS},
-    Finishing: {Event.READY: Ready, Event.LAST_STEP: Finishing, Event.DETACHED: Detached, **_ENDS},
+    Member: {
+        Event.READY: Ready,
+        Event.ROUND_OVER: Leaving,
+        Event.LAST_STEP: Completing,
+        Event.CLOSED: Finishing,
+        **_ENDS,
+    },
+    Completing: {
+        Event.READY: Ready,
+        Event.ROUND_OVER: Leaving,
+        Event.COMPLETE: Finishing,
+        Event.CLOSED: Finishing,
+        **_ENDS,
+    },
+    Leaving: {Event.READY: Ready, Event.OVERDUE: Stuck, Event.CLOSED: Finishing, **_ENDS},
+    Stuck: {Event.READY: Ready, Event.STATE_FOUND: Leaving, Event.CLOSED: Finishing, **_ENDS},
+    Finishing: {Event.READY: Ready, Event.CLOSED: Finishing, Event.DETACHED: Detached, **_ENDS},
     Detached: {Event.READY: Ready, **_ENDS},
     Failed: {Event.START: Starting, Event.DISMISSED: Ended},
     Dismissed: {Event.ENDED: Ended},

@@ -10,7 +10,7 @@ from resile.core.rendezvous import forming, running, state_holders
 from resile.core.rendezvous.state import Rendezvous, RoundEnd
 from resile.core.state import Done, Idle, Node, Resting, Stuck, Training, Waiting
 from resile.protocol.agent_to_master import Join, LastStepTaken, NodeFinished
-from resile.protocol.master_to_agent import RoundOver
+from resile.protocol.master_to_agent import RoundComplete, RoundOver
 
 
 def on_join(ctx: Context, rdzv: Rendezvous, node: Node, join: Join) -> None:
@@ -40,11 +40,17 @@ def on_straggler_wait_over(ctx: Context, rdzv: Rendezvous) -> None:
         forming.close_if_possible(ctx, rdzv)
 
 
-def on_last_step_taken(rdzv: Rendezvous, node: Node, report: LastStepTaken) -> None:
-    """Note that all members of a round have taken the last step, so that no newcomer does their work again."""
+def on_last_step_taken(ctx: Context, rdzv: Rendezvous, node: Node, report: LastStepTaken) -> None:
+    """Note that all members of a round took the last step, so that no newcomer does their work again.
+
+    The members of a running round are told that it is complete. If the round is over, they were told that, and meet
+    once more. But a process that had no answer in time may finish in the round that is over.
+    """
     current, previous = rdzv.running, rdzv.previous
     if current is not None and report.round == current.round and node.key in current.assignments:
+        to = (node.key,) if current.complete else running.living_members(ctx, current)
         current.complete = True
+        ctx.decide(Send(to=to, message=RoundComplete(round=current.round)))
     elif report.round == previous.round and node.key in previous.members and previous.end is not RoundEnd.FAILED:
         previous.end = RoundEnd.COMPLETE
 

@@ -102,7 +102,7 @@ def stop(
     if running is None:
         return
     ctx.deadlines.clear(Alarm.STRAGGLERS)
-    members = tuple(key for key in running.assignments if (node := state.nodes[key]).alive and node.agent is not None)
+    members = living_members(ctx, running)
     rdzv.previous = PreviousRound(
         round=running.round,
         end=RoundEnd.FAILED if failed else RoundEnd.COMPLETE if running.complete else RoundEnd.INTERRUPTED,
@@ -119,6 +119,12 @@ def stop(
     over = RoundOver(round=running.round, because=because, elastic=bool(ctx.index.elastic), lost=culprit is not None)
     ctx.decide(Send(to=members, message=over))
     forming.start_join_timer(ctx, rdzv)
+
+
+def living_members(ctx: Context, running: RoundRunning) -> tuple[NodeKey, ...]:
+    """The members of the round that are alive and have an agent."""
+    nodes = ctx.state.nodes
+    return tuple(key for key in running.assignments if nodes[key].alive and nodes[key].agent is not None)
 
 
 def _reason_to_grow(ctx: Context, rdzv: Rendezvous, running: RoundRunning) -> str:

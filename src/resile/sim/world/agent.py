@@ -23,7 +23,16 @@ from resile.protocol.agent_to_master import (
     StepReport,
     WorkerFailed,
 )
-from resile.protocol.master_to_agent import JobOver, Leave, MasterMessage, Refused, RoundFormed, RoundOver, Welcome
+from resile.protocol.master_to_agent import (
+    JobOver,
+    Leave,
+    MasterMessage,
+    Refused,
+    RoundComplete,
+    RoundFormed,
+    RoundOver,
+    Welcome,
+)
 from resile.protocol.message import PROTOCOL
 from resile.protocol.reports import RendezvousConfig, RoundAssignment, WorkerFailure
 from resile.protocol.shards import DatasetOpen, ShardGranted, ShardMessage, ShardNoted
@@ -45,8 +54,10 @@ class Mode(enum.StrEnum):
     WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
+    COMPLETING = "completing"
+    """Its round has taken the last step, and the master has not answered that yet."""
     EVALUATING = "evaluating"
-    """Its round has taken the last step, and its script goes on."""
+    """Its round is complete, and its script goes on."""
     STOPPING = "stopping"
     FAILED = "failed"
     FINISHED = "finished"
@@ -128,6 +139,8 @@ class SimAgent:
                 self._start(message)
             case RoundOver():
                 self._over(message.round)
+            case RoundComplete():
+                self._complete(message.round)
             case Refused() | Leave() | JobOver():
                 self._exit(message)
             case DatasetOpen() | ShardGranted() | ShardNoted():
@@ -211,6 +224,9 @@ class SimAgent:
         self._down()
         self.mode = Mode.STOPPING
         self._later(self._host.rng.uniform(0.02, 0.3), self._stopped)
+
+    def _complete(self, round_: Round) -> None:
+        return  # a restarting agent does not ask
 
     def _stopped(self) -> None:
         self.mode = Mode.WAITING

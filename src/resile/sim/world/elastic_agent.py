@@ -47,7 +47,7 @@ class ElasticAgent(SimAgent):
         hello = super()._hello()
         if not self._elastic:
             return hello
-        running = self.mode in (Mode.STARTING, Mode.RUNNING, Mode.EVALUATING)
+        running = self.mode in (Mode.STARTING, Mode.RUNNING, Mode.COMPLETING, Mode.EVALUATING)
         return msgspec.structs.replace(hello, elastic=True, running=running)
 
     def _welcome(self, message: Welcome) -> None:
@@ -61,7 +61,7 @@ class ElasticAgent(SimAgent):
             self._repeat_failures()
         if self._changed is not None and self.mode is Mode.RUNNING:
             self._say(self._changed)
-        if self.mode is Mode.EVALUATING:
+        if self.mode in (Mode.COMPLETING, Mode.EVALUATING):
             self._say(LastStepTaken(round=self.round))
 
     # rounds --------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class ElasticAgent(SimAgent):
             if self.mode is Mode.FINISHED:
                 self._down()
                 self._start_ahead()
-            elif self.mode in (Mode.STARTING, Mode.RUNNING):
+            elif self.mode in (Mode.STARTING, Mode.RUNNING, Mode.COMPLETING):
                 self._rest()
 
     def _rest(self) -> list[SimAgent]:
@@ -138,9 +138,14 @@ class ElasticAgent(SimAgent):
     def completed(self, round_: Round) -> None:
         if self.mode is not Mode.RUNNING or round_ != self.round:
             return
-        self.mode = Mode.EVALUATING
+        self.mode = Mode.COMPLETING
         self._changed = None
         self._say(LastStepTaken(round=round_))
+
+    def _complete(self, round_: Round) -> None:
+        if self.mode is not Mode.COMPLETING or round_ != self.round:
+            return
+        self.mode = Mode.EVALUATING
         rng = self._host.rng
         self._later(rng.uniform(0.0, LONGEST_EVALUATION) if rng.random() < 0.5 else 0.0, self._evaluated)
 
@@ -158,7 +163,7 @@ class ElasticAgent(SimAgent):
             if self.mode is Mode.RUNNING:
                 self._abandon(self._rest())
             return False
-        if not self._up or self.mode not in (Mode.RUNNING, Mode.WAITING, Mode.EVALUATING):
+        if not self._up or self.mode not in (Mode.RUNNING, Mode.WAITING, Mode.COMPLETING, Mode.EVALUATING):
             return False
         was, self._up = self.mode, self._up - 1
         failed = WorkerFailed(
@@ -170,7 +175,7 @@ class ElasticAgent(SimAgent):
         self._host.tell(self.incarnation, f"an elastic process fails in round {self.round}, {self._up} left")
         self._unheard_failures.append(failed)
         self._say(failed)
-        left = self._rest() if was in (Mode.RUNNING, Mode.EVALUATING) else []
+        left = self._rest() if was in (Mode.RUNNING, Mode.COMPLETING, Mode.EVALUATING) else []
         if not self._up:
             if self._timer is not None:
                 self._timer.cancel()

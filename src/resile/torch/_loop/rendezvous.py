@@ -148,9 +148,14 @@ class Rendezvous:
         return self._client.await_over(self.round, self.group.assignment.verdict_within)
 
     def complete(self) -> None:
-        """Tell the agent that all members have taken the last step. Then a node that joins does not end the round."""
-        if self._client is not None:
-            self._client.complete(self.round)
+        """Report that all members have taken the last step. From now on a node that joins does not end the round.
+
+        Raises GroupLost if the round is over already. The other members are told the same, so all meet once more.
+        """
+        if self._client is None or self.group is None:
+            return
+        if not self._client.complete(self.round, self.group.assignment.verdict_within):
+            raise GroupLost(f"round {self.round} is over")
 
     def hang_up(self) -> bool:
         """Disconnect from the agent after `complete`, but stay in the group. Returns False if there is no agent."""
