@@ -295,6 +295,14 @@ async def test_what_imports_print_is_printed_by_every_process(node: Callable[...
     assert await made.run() == (0, "loaded\nran\n", "a warning\n")
 
 
+async def test_garbage_is_collected_in_a_standby_but_not_in_the_memory_that_it_shares(
+    node: Callable[..., Node],
+) -> None:
+    made = node("import gc; print(gc.isenabled(), gc.get_freeze_count() > 0)")
+    await made.warm()
+    assert (await made.run())[1] == "True True\n"
+
+
 async def test_used_standbys_are_made_again_and_nothing_is_lost(node: Callable[..., Node]) -> None:
     made = node("import time; time.sleep(0.05)")
     await made.warm()

@@ -2,9 +2,9 @@
 
 A test that asks for any of these fixtures is left out unless `RESILE_KUBE_TESTS=1` says that there is a cluster. Tests
 have a namespace each, and `make test-kube` runs them in three parts: tests with a namespace of their own, two at a
-time; then, one at a time, tests that break or change the cluster itself, which have the mark `alone`, and tests of a
-deployed operator. That serves every namespace, and the tests that bring an operator of their own and kill it must not
-find another in its place.
+time; then, one at a time, tests of a deployed operator, and tests that break or change the cluster itself, which have
+the mark `alone`. A deployed operator serves every namespace, and the tests that bring an operator of their own and kill
+it must not find another in its place.
 """
 
 from __future__ import annotations

@@ -257,7 +257,27 @@ def test_an_image_nobody_has_is_refused_without_a_long_wait(lab: Lab) -> None:
     until("the refusal", waiting)
 
 
+@pytest.mark.alone
+def test_up_repairs_what_died_and_leaves_the_rest_alone(lab: Lab) -> None:
+    def pids() -> dict[str, int]:
+        return {path.stem: json.loads(path.read_text())["pid"] for path in (STATE / "processes").glob("*.json")}
+
+    before = pids()
+    assert "everything was up already" in cluster("up")
+    assert pids() == before
+    broken = {"kube-scheduler", "dns-watcher", "kubelet-3", "containerd-2"}
+    for name in broken:
+        os.kill(before[name], signal.SIGKILL)
+    cluster("up")
+    after = pids()
+    assert {name for name in after if after[name] != before[name]} == broken
+    lab.pod("after-repair", "echo", "scheduled", nodeSelector={"kubernetes.io/hostname": NODES[2]})
+    assert lab.output("after-repair") == "scheduled\n"
+
+
+@pytest.mark.alone
 def test_custom_resources_can_be_defined_and_written(lab: Lab) -> None:
+    """The last of all, because the garbage collector stands still for a minute or two after a kind was removed."""
     group = f"test-{uuid.uuid4().hex[:6]}.resile.example"
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
@@ -277,21 +297,3 @@ def test_custom_resources_can_be_defined_and_written(lab: Lab) -> None:
         assert json.loads(lab.kubectl("get", f"things.{group}", "one", "-o", "json"))["spec"] == {"size": 2}
     finally:
         kubectl("delete", "crd", f"things.{group}")
-
-
-@pytest.mark.alone
-def test_up_repairs_what_died_and_leaves_the_rest_alone(lab: Lab) -> None:
-    def pids() -> dict[str, int]:
-        return {path.stem: json.loads(path.read_text())["pid"] for path in (STATE / "processes").glob("*.json")}
-
-    before = pids()
-    assert "everything was up already" in cluster("up")
-    assert pids() == before
-    broken = {"kube-scheduler", "dns-watcher", "kubelet-3", "containerd-2"}
-    for name in broken:
-        os.kill(before[name], signal.SIGKILL)
-    cluster("up")
-    after = pids()
-    assert {name for name in after if after[name] != before[name]} == broken
-    lab.pod("after-repair", "echo", "scheduled", nodeSelector={"kubernetes.io/hostname": NODES[2]})
-    assert lab.output("after-repair") == "scheduled\n"

@@ -17,6 +17,7 @@ imports nothing but the standard library, so that it leaves no traces in a train
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -84,7 +85,10 @@ def main(control: int) -> None:
             kernel_calls.yield_cpu()
         sys.path[:0] = script.path
         names = [name for name in script.wanted(request["preload"]) if name not in request["without"]]
+        gc.disable()  # next to nothing that imports make is garbage
         _import(names, script.needed, request["changing"])
+        gc.freeze()  # a collection in a fork would touch, and so copy, the memory of all modules
+        gc.enable()
         files = _states({*script.files, *_module_files()}, began)
     except Exception as error:  # the agent must learn of any error why there will be no standby
         without = error.module if isinstance(error, Unripe) else ""
