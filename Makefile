@@ -45,7 +45,7 @@ demo: $(READY) data  ## train on three local nodes while a process and then a wh
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) data  ## the whole test suite (1,000 random fault schedules included)
-	@$(BIN)/python hack/suite.py run --budget 600 tests -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python hack/suite.py run --budget 600 tests -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)  ## ruff, mypy --strict, and the design's layers
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache --no-logo
