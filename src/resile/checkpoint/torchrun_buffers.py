@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 
 from resile.checkpoint.buffer import Buffer
-from resile.checkpoint.log_once import LogOnChange
 from resile.checkpoint.memory_client import BUFFERS
 from resile.checkpoint.memory_limits import short_of
 from resile.checkpoint.store_retries import store_committed
+from resile.common.log_once import LogOnChange
 
 log = logging.getLogger(__name__)
 

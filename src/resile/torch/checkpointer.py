@@ -32,10 +32,10 @@ from torch.distributed.tensor import DTensor
 from resile.checkpoint.buffer import Buffer, IncompleteBuffer, places
 from resile.checkpoint.errors import StorageError, not_stored
 from resile.checkpoint.layout import Layout
-from resile.checkpoint.log_once import LogOnce
 from resile.checkpoint.memory_client import MemoryClient, NoCheckpointServer
 from resile.checkpoint.storage import open_storage
 from resile.checkpoint.torchrun_buffers import ProcessBuffers
+from resile.common.log_once import LogOnce
 from resile.torch._checkpoint.buffer_writer import BufferWriter
 from resile.torch._checkpoint.flatten import Leaf, State, flatten
 from resile.torch._checkpoint.memory_parts import Memory, Verification

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from resile.checkpoint.buffer import Buffer
-from resile.checkpoint.log_once import LogOnChange
+from resile.common.log_once import LogOnChange
 
 log = logging.getLogger("resile.agent")
 

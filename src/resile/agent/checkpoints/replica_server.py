@@ -23,8 +23,8 @@ from typing import NamedTuple
 from resile.api.ids import NO_ROUND, Round
 from resile.checkpoint.buffer import MAX_LAYOUT, PAGE, Buffer, places_of
 from resile.checkpoint.layout import Layout, chunks
-from resile.checkpoint.log_once import LogOnChange
 from resile.checkpoint.memory_client import BUFFERS, COPY_GRACE, COPY_SLOWEST, MAX_LOCAL_RANKS
+from resile.common.log_once import LogOnChange
 from resile.protocol.replicas import ReplicaAnswer, ReplicaOffer
 from resile.protocol.reports import ReplicaEndpoint
 from resile.wire.bulk_stream import BulkStream, admit, fingerprint

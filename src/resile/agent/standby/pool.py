@@ -27,8 +27,8 @@ from resile.agent.standby.preload import NotEnoughMemory, Preload, cold_because
 from resile.agent.standby.standby import Standby, StartOrder
 from resile.agent.workers import kernel_calls
 from resile.api.ids import Bytes, MiB, Seconds
-from resile.checkpoint.log_once import LogOnChange
 from resile.common.backoff import Backoff
+from resile.common.log_once import LogOnChange
 
 log = logging.getLogger("resile.agent")
 

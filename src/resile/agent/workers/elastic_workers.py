@@ -163,7 +163,8 @@ class ElasticWorkers:
         if not self._stays:
             self._restarting.on_round_formed(round_, assignment)
             return
-        self.newest, self._join, self._changed, self._hung.some_never_got_ready = round_, None, None, False
+        self.newest, self._join, self._changed = round_, None, None
+        self._hung.reset()
         self._failed_after_last_step = False
         self._unheard.clear()
         ready, in_round = self._workers.in_state(Ready), self._workers.in_round()
@@ -270,7 +271,8 @@ class ElasticWorkers:
         for worker in self._workers:
             worker.cancel_deadline()
         self._workers.clear()
-        self._attempt, self._current, self._hung.some_never_got_ready = None, None, False
+        self._attempt = self._current = None
+        self._hung.reset()
         self._failed_after_last_step = False
         self._join = self._changed = None
         self._unheard.clear()

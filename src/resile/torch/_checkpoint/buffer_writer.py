@@ -12,9 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from resile.checkpoint.buffer import Buffer, Record
 from resile.checkpoint.layout import Layout
-from resile.checkpoint.log_once import LogOnce
 from resile.checkpoint.memory_client import MemoryClient
 from resile.checkpoint.torchrun_buffers import ProcessBuffers
+from resile.common.log_once import LogOnce
 from resile.torch._checkpoint.flatten import Leaf
 from resile.torch._checkpoint.memory_parts import Verification, verify_ahead
 from resile.torch._checkpoint.packing import PackedState

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from resile.checkpoint.buffer import IncompleteBuffer
 from resile.checkpoint.layout import attempt_name, made_at
-from resile.checkpoint.log_once import LogOnce
 from resile.checkpoint.memory_client import MemoryClient, copied_within
 from resile.checkpoint.torchrun_buffers import ProcessBuffers
+from resile.common.log_once import LogOnce
 from resile.torch._loop.collectives import Collectives
 from resile.torch._loop.waits import LOOK
 from resile.wire.env import ROUND

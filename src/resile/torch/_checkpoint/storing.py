@@ -21,11 +21,11 @@ from resile.checkpoint.buffer import Buffer
 from resile.checkpoint.dcp_metadata import data_file
 from resile.checkpoint.errors import NotWritable
 from resile.checkpoint.layout import Layout, chunks
-from resile.checkpoint.log_once import LogOnce
 from resile.checkpoint.memory_client import MemoryClient
 from resile.checkpoint.object_storage import ObjectStorage
 from resile.checkpoint.storage import Storage, new_file
 from resile.checkpoint.torchrun_buffers import ProcessBuffers
+from resile.common.log_once import LogOnce
 from resile.torch._checkpoint.flatten import Leaf
 from resile.torch._checkpoint.packing import PackedState
 from resile.torch._support.error_file import recorded_in_error_file

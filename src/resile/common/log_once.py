@@ -1,4 +1,4 @@
-"""Logs a problem that recurs at every save without repeating it at every save."""
+"""Logs a problem that recurs without repeating it each time."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from resile.checkpoint.log_once import LogOnce, LogOnChange
+from resile.common.log_once import LogOnce, LogOnChange
 
 log = logging.getLogger("resile.test")
 
