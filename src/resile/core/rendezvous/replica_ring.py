@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 
 def ring(hosts: Sequence[str]) -> list[int]:
     """The partners of a round's nodes: item i is the number of the node that keeps the replicas of node i.
 
-    `hosts[i]` is the machine of node i. Partners share a machine only if it has more nodes than the others.
+    `hosts[i]` is the machine of node i. Partners are on different machines, unless one machine has more than half of
+    the nodes. Then as few partners as possible share it.
     """
-    seen: dict[str, int] = {}
-    turns = []
-    for number, host in enumerate(hosts):
-        turns.append((seen.get(host, 0), number))
-        seen[host] = seen.get(host, 0) + 1
-    order = [number for _, number in sorted(turns)]
+    order = sorted(range(len(hosts)), key=lambda number: hosts.index(hosts[number]))  # machine by machine
+    largest = max(Counter(hosts).values())
+    step = largest if largest < len(hosts) else 1  # a step of this length leaves every machine
     partners = [0] * len(hosts)
-    for here, following in zip(order, order[1:] + order[:1], strict=True):
+    for here, following in zip(order, order[step:] + order[:step], strict=True):
         partners[here] = following
     return partners
