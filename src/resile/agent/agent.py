@@ -59,7 +59,7 @@ STORE_PATIENCE = 600.0
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Role, id, rank and address that this node sends in its Hello. The master chooses an id or rank that is None."""
+    """Who this node is, for its first message to the master (Hello). The master chooses an id or rank that is None."""
 
     role: str = WORKER
     node_id: NodeId | None = None
@@ -300,9 +300,9 @@ class Agent:
             self.done.set_result(exit_code)
 
     def _failure_report(self, told: WorkerFailure, failed_node: str) -> str:
-        """Write the report of the earliest known failure.
+        """Write a report of the earliest failure: either `told` or a failure of this node.
 
-        Known are `told`, which the master sent and which happened on `failed_node`, and the failures of this node.
+        The master sent `told`, a failure of `failed_node`.
         """
         from resile.agent.failures.report import report, terminal_width  # not needed unless the job fails
 

@@ -103,7 +103,7 @@ def _private_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 class _Signals:
-    """Passes signals on to the agent. A signal before the agent exists cancels the start; `early` is its number."""
+    """Passes signals on to the agent. A signal before the agent exists cancels the start, and `early` is its number."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._agent: Agent | None = None

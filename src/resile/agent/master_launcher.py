@@ -85,7 +85,7 @@ def token_of(options: RunOptions, directory: JobDirectory, endpoint: Endpoint) -
     The default is the token in the job directory if the endpoint is loopback, otherwise a hash of the run id.
 
     Raises:
-        DirectoryError: the token is in the job directory, which does not exist (yet).
+        DirectoryError: there is no job directory (yet) to take the token from.
     """
     if options.security.token:
         return options.security.token.encode()
@@ -143,7 +143,7 @@ class MasterLauncher:
             raise CannotLaunchMaster(f"cannot keep the job in {where}: {why[:1].lower()}{why[1:]}") from error
 
     def close(self) -> None:
-        """Release the lock on NAME.present, which shows that this agent lives. The master and its supervisor go on."""
+        """Release the lock that shows that this agent lives (`_is_run_present`). Master and supervisor go on."""
         if self._presence is not None:
             os.close(self._presence)
             self._presence = None
@@ -151,8 +151,8 @@ class MasterLauncher:
     def _is_run_present(self) -> bool:
         """True if another agent of this run, or the run's supervisor, lives on this machine.
 
-        Each of them has a shared lock on the file NAME.present, beside the job directory NAME. This method takes such a
-        lock for this agent.
+        Each of them has a shared lock on the file NAME.present, beside the job directory NAME. This method also
+        takes such a lock for this agent, and keeps it.
         """
         path = self._directory.path.with_suffix(".present")
         self._presence = descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -180,7 +180,7 @@ class MasterLauncher:
                 log.warning("%s", error)  # training goes on; the next call tries again
 
     async def end(self, patience: float) -> None:
-        """Wait until the supervisor that this agent started has ended, and stop it after `patience` seconds."""
+        """Wait for the end of the supervisor that this agent started. Stop it if it lives after `patience` seconds."""
         if self._supervisor is None:
             return
         try:
@@ -244,9 +244,9 @@ class MasterLauncher:
             raise
 
     async def _turn(self) -> contextlib.ExitStack:
-        """Wait until no other agent is launching a master for this run, by a lock on the file NAME.launch.
+        """Lock the launch of this run's master, so that no other agent launches one. Waits for the lock.
 
-        Returns a context that releases the lock when it ends.
+        The lock is on the file NAME.launch beside the job directory NAME. The returned context releases it at its end.
         """
         path = self._directory.path.with_suffix(".launch")
         while True:

@@ -39,7 +39,7 @@ class MasterListener(Protocol):
     """Callbacks of a session; the agent implements them."""
 
     def hello(self, local_address: str, /) -> Hello:
-        """The first message to send on a new connection, whose local address is `local_address`."""
+        """The first message to send on a new connection. `local_address` is this agent's address on that connection."""
 
     def on_message(self, message: MasterMessage, /) -> None: ...
 
@@ -55,7 +55,7 @@ class Session:
         tls: Callable[[], ssl.SSLContext | None],
         server_name: str | None = None,
     ) -> None:
-        """`token` and `tls` are called at every attempt to connect: their files may be replaced, or not exist yet.
+        """`token` and `tls` are called at each attempt to connect, because their files may change or not exist yet.
 
         If `token` raises `DirectoryError`, the session tries again. `server_name` defaults to the endpoint's host.
         """
@@ -69,7 +69,7 @@ class Session:
         self._interval = 0.0
 
     def send(self, message: Message) -> None:
-        """Send a message to the master. Without a connection it is lost, but the next Hello has the whole state."""
+        """Send a message to the master. Without a connection it is lost; a later message repeats or replaces it."""
         if self._connection is not None:
             self._connection.send(message)
 

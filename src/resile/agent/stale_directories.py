@@ -79,7 +79,7 @@ def sweep_runs(runs: Path, kept: float = KEPT_SECONDS) -> None:
 
 
 def _sweep(locks: Sequence[Path], kept: float, remove: Callable[[Path], None], path: Path) -> None:
-    """Mark the file `locks[0]`. If it has a mark that is at least `kept` seconds old, call `remove(path)` instead.
+    """Mark the file `locks[0]` if it has no mark. If its mark is at least `kept` seconds old, call `remove(path)`.
 
     Raises OSError if another process has locked one of the files `locks`.
     """

@@ -21,7 +21,7 @@ AGAIN_EVERY = 30.0
 
 class WaitLog:
     def __init__(self, rendezvous: RendezvousConfig, timeouts: Timeouts, place: Endpoint | None = None) -> None:
-        """`place` is the endpoint that all nodes were given; None if a platform started them."""
+        """`place` is the master's endpoint, which all nodes were given. It is None if a platform started the nodes."""
         self._rendezvous = rendezvous
         self._timeouts = timeouts
         self._place = place
@@ -29,7 +29,7 @@ class WaitLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def away(self, endpoint: Endpoint | None, seconds: float, why: str, patience: float) -> None:
-        """Log that the master at `endpoint` cannot be reached, and `why`: at first, and then every AWAY_EVERY seconds.
+        """Log that the master at `endpoint` cannot be reached, and `why`, but at most once in AWAY_EVERY seconds.
 
         The master has been away for `seconds`. Nothing is logged after `patience` seconds, or if `endpoint` is None.
         """
@@ -41,7 +41,7 @@ class WaitLog:
             log.warning("cannot reach %s (%s); %s", endpoint, _reason(why, endpoint), left)
 
     def joined(self, again: bool) -> None:
-        """Log from now on, until `over`, that this node waits for a round; `again` if it was in a round before."""
+        """Log regularly that this node waits for a round, until `over` is called. `again`: it was in a round before."""
         self.over()
         self._timer = asyncio.get_running_loop().call_later(FIRST_AFTER, self._tell, FIRST_AFTER, again)
 
@@ -49,7 +49,7 @@ class WaitLog:
         self._told_away_at = None
 
     def over(self) -> None:
-        """Stop the log lines of `joined`: a round came, or the node leaves."""
+        """Stop the log lines of `joined`, because a round came or the node leaves."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -72,7 +72,7 @@ class Relay:
         self._forget({name for name in self._takers if _belongs(name, worker)})
 
     def repeat(self) -> None:
-        """Report ended processes and send open requests again: an earlier master may not have received them."""
+        """Send unanswered requests and reports of ended processes again. An earlier master may not have got them."""
         for name in self._gone:
             self._send(ShardsFreed(worker=name))
         for request in self._open.values():
@@ -104,9 +104,9 @@ class Relay:
                     self._send(message)
 
     def on_close(self, connection: Connection, _: str) -> None:
-        """Forget an ended connection. If it was that of a forked child, report that the child's shards are free.
+        """Forget an ended connection. If it belonged to a forked child, report that the child's shards are free.
 
-        The shards of other processes are freed by `gone`, when the agent sees the process end.
+        For a worker, `gone` reports that when the agent sees the worker end.
         """
         name = connection.owner
         if name is None or self._connections.get(name) is not connection:

@@ -17,7 +17,7 @@ from resile.api.timeouts import Timeouts, derive
 
 
 class Loss(enum.StrEnum):
-    """What happens to a job that gives a rank up, because the rank's node has ended and is not replaced."""
+    """What happens to a job that gives a rank up. A rank is given up if its node has ended and is not replaced."""
 
     TOLERATED = "tolerated"
     """The job goes on as long as enough nodes that train are left."""
@@ -50,7 +50,7 @@ class Strategy(enum.StrEnum):
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The requests or limits of a node, or of all nodes together; None if not given. `memory` is in bytes."""
+    """The requests or limits of one node or of all nodes together. `cpu` and `memory` (bytes) are None if not given."""
 
     cpu: float | None = None
     memory: Bytes | None = None
@@ -105,21 +105,21 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def trainers(self) -> tuple[str, ...]:
-        """The roles whose agents join rounds, in the order of their ranks; empty on bare machines."""
+        """The roles whose agents join rounds, in the order in which rounds rank them; empty on bare machines."""
         return tuple(name for name, role in self.roles.items() if role.trains)
 
     def trains(self, role: str) -> bool:
-        """True if the agents of a role join rounds; on bare machines, those of every role do."""
+        """True if the agents of this role join rounds. On bare machines, always True."""
         declared = self.roles.get(role)
         return not self.roles if declared is None else declared.trains
 
     def decides_end(self, role: str) -> bool:
-        """True if the job succeeds only after the nodes of this role have; on bare machines, True for every role."""
+        """True if the job succeeds only after the nodes of this role have succeeded. On bare machines, always True."""
         declared = self.roles.get(role)
         return not self.roles if declared is None else declared.decides_end
 
     def exit_grace(self, role: str) -> Seconds:
-        """How long a node of a role may take to save and end: `grace` of its role, else that of the job."""
+        """How long a node of this role may take to save and end: the role's `grace`, else the job's `exit_grace`."""
         declared = self.roles.get(role)
         if declared is None or declared.grace is None:
             return self.timeouts.exit_grace

@@ -8,14 +8,14 @@ from resile.api.ids import Bytes, NodeKey, Rank
 
 
 class NodeResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Resources of a node that differ from the template of its role. An amount that is None is as in the template."""
+    """Resources that a node has instead of those in its role's template. None means the template's amount."""
 
     memory: Bytes | None = None
     cpu: float | None = None
     gpu: int | None = None
 
     def over(self, below: NodeResources) -> NodeResources:
-        """A copy of these resources in which every amount that is None has the value from `below`."""
+        """Copy these resources. If an amount is None, the copy has the amount of `below`."""
         return NodeResources(
             memory=below.memory if self.memory is None else self.memory,
             cpu=below.cpu if self.cpu is None else self.cpu,

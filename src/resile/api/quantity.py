@@ -66,7 +66,7 @@ def size(text: str | int | float) -> Bytes:
 
 
 def count(text: str | int | float) -> int:
-    """The whole number of a quantity, such as of GPUs; raises `BadQuantity` as `amount` does, and for fractions."""
+    """A quantity as a whole number, as for GPUs. Raises `BadQuantity` as `amount` does, and for fractions."""
     total = amount(text)
     if total.denominator != 1:
         raise BadQuantity(f"must be a whole number of 0 or more, not {text!r}")

@@ -19,7 +19,7 @@ class BadTimeouts(ValueError):
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """All time-outs of a job. Build them with `derive`, whose keyword arguments set single ones."""
+    """All time-outs of a job. Build them with `derive`."""
 
     recovery_budget: Seconds
     """The longest a job may stand still after losing a node while others can go on."""
@@ -71,9 +71,9 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def derive(recovery_budget: Seconds = DEFAULT_RECOVERY_BUDGET, **overrides: float | None) -> Timeouts:
-    """The time-outs for a recovery budget. `overrides` set single ones; None keeps the derived value.
+    """Derive all time-outs from a recovery budget. `overrides` set single ones by name; None keeps the derived value.
 
-    Raises `BadTimeouts` if a name is unknown, a value is out of range, or the waits do not fit into the budget.
+    Raises `BadTimeouts` if a name is unknown, a value is out of range, or the waits of a recovery exceed the budget.
     """
     unknown = set(overrides) - set(Timeouts.__struct_fields__)
     if unknown:

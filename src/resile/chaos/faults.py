@@ -10,9 +10,9 @@ import msgspec
 
 
 class KillProcess(msgspec.Struct, frozen=True):
-    """SIGKILL one training process: the one with the global rank `rank`.
+    """SIGKILL one training process. `rank` is its global rank.
 
-    If `rank` is None, it is the first process of `node`. If both are None, it is a process of the newest node.
+    If `rank` is None, the first process of `node` is killed. If both are None, a process of the newest node is killed.
     """
 
     node: str | None = None
@@ -20,13 +20,13 @@ class KillProcess(msgspec.Struct, frozen=True):
 
 
 class KillNode(msgspec.Struct, frozen=True):
-    """SIGKILL every process of a node, or delete its pod without grace, as if its machine had lost power."""
+    """End a node as if its machine had lost power: SIGKILL all its processes, or delete its pod without grace."""
 
     node: str
 
 
 class FreezeNode(msgspec.Struct, frozen=True):
-    """SIGSTOP every process of a node: its connections stay open, but no process answers."""
+    """SIGSTOP every process of a node. The node's connections stay open, but no process answers."""
 
     node: str
 

@@ -78,7 +78,7 @@ def kill_process(directory: JobDirectory, node: str | None = None, rank: int | N
 
 
 def kill_node(directory: JobDirectory, node: str) -> Injected:
-    """SIGKILL every process of a node, as if its machine had lost power; its shim, which watches it, stays alive."""
+    """SIGKILL every process of a node, as if its machine had lost power. The node's shim stays alive."""
     return _signal_node(directory, node, signal.SIGKILL, "killed")
 
 
@@ -160,7 +160,7 @@ def _processes(directory: JobDirectory, record: files.NodeRecord) -> list[tuple[
 
 
 def _send(targets: Iterable[tuple[int, int]], number: signal.Signals) -> list[int]:
-    """Send a signal to processes, given as (pid, start time), in order.
+    """Send a signal to processes, in order. Each target is a pid and the start time of its process.
 
     Processes that have ended are skipped. Returns the pids of the others.
     """

@@ -81,7 +81,7 @@ class Buffer:
     """A buffer as one process sees it. Only the process of the buffer's own rank writes to it."""
 
     def __init__(self, descriptor: int) -> None:
-        """Wrap the file of `descriptor` and own the descriptor: `close` closes it."""
+        """Take over the file descriptor of a buffer. `close` closes it."""
         self.descriptor = descriptor
         self._map: mmap.mmap | None = None
         self._layout: tuple[tuple[int, int], Layout] | None = None
@@ -127,8 +127,8 @@ class Buffer:
     def begin(self, layout: bytes, length: int) -> tuple[int, int]:
         """Erase the commit record, write the layout, and return the offsets of the checksums and the data.
 
-        Until the next `commit` the buffer holds no checkpoint. Raises ValueError, with no change, if the buffer is too
-        small.
+        Until the next `commit` the buffer holds no checkpoint. If the buffer is too small, raises ValueError and
+        changes nothing.
         """
         sums_at, data_at, size = places(layout, length)
         if self.size < size:
@@ -197,7 +197,7 @@ class Buffer:
         return self._layout[1]
 
     def sums(self, record: Record) -> tuple[int, ...] | None:
-        """The checksums of the data; None if they were never added. Raises IncompleteBuffer if they are damaged."""
+        """The checksums of the data; None if `seal` did not write them. Raises IncompleteBuffer if they are damaged."""
         memory = self.map()
         sequence, crc = _SEAL.unpack_from(memory, _SEAL_AT)
         if sequence != record.sequence:
@@ -211,24 +211,24 @@ class Buffer:
 
     @property
     def wanted(self) -> bool:
-        """True from `want` to `release`: the checkpoint is being written to storage, or is to be written."""
+        """True from `want` to `release`. Meanwhile the checkpoint waits for storage or is being written to it."""
         return self.size >= PAGE and _MARK.unpack_from(self.map(), _MARK_AT)[0] != 0
 
     def want(self, sequence: int) -> None:
-        """Ask the rank not to overwrite the checkpoint `sequence`."""
+        """Ask the buffer's rank not to overwrite the checkpoint `sequence`."""
         _MARK.pack_into(self.map(), _MARK_AT, sequence)
 
     def release(self, sequence: int = 0) -> None:
-        """Allow the rank to overwrite the checkpoint for which `want` was called.
+        """Take back `want`. The buffer's rank may overwrite the checkpoint again.
 
-        If `sequence` is not 0, does nothing unless `want` was called for the checkpoint `sequence`.
+        If `sequence` is not 0, only a `want` for the checkpoint `sequence` is taken back.
         """
         if self.wanted and sequence in (0, _MARK.unpack_from(self.map(), _MARK_AT)[0]):
             _MARK.pack_into(self.map(), _MARK_AT, 0)
 
     @property
     def stored(self) -> int:
-        """The sequence of this buffer's checkpoint if it is in storage already, otherwise 0."""
+        """The sequence number of this buffer's checkpoint if it is in storage already, otherwise 0."""
         return int(_MARK.unpack_from(self.map(), _STORED_AT)[0]) if self.size >= PAGE else 0
 
     def note_stored(self, record: Record) -> None:

@@ -17,9 +17,9 @@ _LANES = CHUNK // (_LANE // 8) + 1
 
 
 def sums_of(memory: Any, data_at: int, layout: Layout) -> list[int]:
-    """Compute the checksums of a buffer's data, one for each chunk, in the order of `PackedState.sums`.
+    """Compute the checksums of a buffer's data, one for each chunk.
 
-    First come the checksums of the bytes that this rank writes to storage, then those of the other bytes.
+    As in `PackedState.sums`, the checksums of the bytes that this rank stores come first, then those of other bytes.
     """
     view = memoryview(memory)[data_at : data_at + layout.length]
     spans = ((0, layout.stored), (layout.stored, layout.length))
@@ -28,15 +28,15 @@ def sums_of(memory: Any, data_at: int, layout: Layout) -> list[int]:
 
 @functools.cache
 def _lower_words() -> int:
-    """A mask that keeps the lower 64 bits of every lane.
+    """A mask for a long integer that is divided into lanes of 128 bits. It keeps the lower 64 bits of every lane.
 
-    A lane has 128 bits, so that the sum of all words of a chunk fits into it.
+    A lane is twice as wide as a word because it must hold the sum of all words of a chunk.
     """
     return int.from_bytes((b"\xff" * (_WORD // 8) + bytes((_LANE - _WORD) // 8)) * _LANES, "little")
 
 
 def word_sum(data: bytes | memoryview) -> int:
-    """The sum of the 64-bit words of at most one chunk, as a signed 64-bit number."""
+    """The sum of the 64-bit words of `data`, as a signed 64-bit number. `data` must not be longer than a chunk."""
     words = int.from_bytes(data, "little")
     total = (words & _lower_words()) + (words >> _WORD & _lower_words())
     lanes = -(-len(data) // (_LANE // 8))

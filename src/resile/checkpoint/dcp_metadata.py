@@ -21,7 +21,7 @@ Written = bytes
 
 
 def data_file(rank: int, attempt: str = "") -> str:
-    """The name of the file with a rank's data in DCP. For object stores, pass `attempt`: the name then contains it."""
+    """The name of the DCP file with a rank's data. Pass `attempt` only for object stores; the name then contains it."""
     return f"__{rank}_0.{attempt}.distcp" if attempt else f"__{rank}_0.distcp"
 
 
@@ -104,7 +104,7 @@ def _size(numbers: tuple[int, ...]) -> Written:
 def _plain(value: Any) -> Written:
     """Make the pickle instructions for a value of builtin types.
 
-    Instructions of several values can be joined. They use the same memo numbers, but each value reads only its own.
+    The instructions of several values can be joined. All use the same memo numbers, but each reads only what it wrote.
     """
     return pickle.dumps(value, protocol=2)[2:-1]
 

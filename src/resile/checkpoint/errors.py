@@ -51,7 +51,7 @@ def is_lasting(error: Exception) -> bool:
 
 
 def is_hopeless(error: Exception) -> bool:
-    """True if training should not begin because storage raised `error`: it is lasting, or permissions are missing."""
+    """True if `error` is lasting or says that permissions are missing. Training should not begin with such storage."""
     return is_lasting(error) or isinstance(error, PermissionError)
 
 
@@ -76,5 +76,5 @@ def reason(error: Exception) -> str:
 
 
 def probe_name() -> str:
-    """The name of the file that tests for writability; it contains the host name, so machines do not collide."""
+    """The name of the file that tests whether storage is writable. The host name in it keeps machines apart."""
     return f".probe-{socket.gethostname()}"

@@ -18,7 +18,7 @@ Path = tuple[tuple[Literal["d", "l", "t"], str | int], ...]
 
 
 class TensorItem(msgspec.Struct, frozen=True, kw_only=True, tag="tensor", omit_defaults=True):
-    """The entry of a tensor, or of this rank's piece of it, in a layout."""
+    """The entry in a layout for a tensor, or for this rank's piece of a tensor."""
 
     key: str
     """The name in DCP: the path's keys, joined by dots."""
@@ -41,7 +41,7 @@ class TensorItem(msgspec.Struct, frozen=True, kw_only=True, tag="tensor", omit_d
 
 
 class ObjectItem(msgspec.Struct, frozen=True, kw_only=True, tag="object"):
-    """The entry of a value that is no tensor, pickled by `torch.save` and padded with zeros to `length` bytes."""
+    """The entry in a layout for a value that is no tensor. `torch.save` pickles it; zeros pad it to `length` bytes."""
 
     key: str
     path: Path
@@ -100,18 +100,18 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sums(self) -> int:
-        """The number of checksums. Each is of one chunk; no chunk has both bytes for storage and other bytes."""
+        """The number of checksums: one for each chunk. No chunk mixes bytes that this rank stores with other bytes."""
         return chunks(self.stored) + chunks(self.length - self.stored)
 
     @property
     def is_anothers(self) -> bool:
-        """True if rank 0 normally stores this step, and not this rank, because all ranks have the same state."""
+        """True if all ranks have the same state and this is not rank 0. Normally rank 0 stores such a step."""
         return self.replicated and self.rank > 0
 
     def alone(self) -> Layout:
-        """Make a copy of this layout that describes the only part of its step, as if the world had one rank.
+        """Copy this layout as if its rank were alone in the world and its part were the whole step.
 
-        The attempt of the copy contains the number of this rank, so that several ranks do not write to the same files.
+        The attempt of the copy contains the number of this rank, so that no two ranks write to the same files.
         """
         attempt = f"{self.attempt}-{self.rank}"
         return msgspec.structs.replace(self, rank=0, world=1, stored=self.length, attempt=attempt)
@@ -121,7 +121,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part of a step in storage: the file `__RANK.resile.json` beside `__RANK_0.distcp`."""
+    """Describes one rank's part of a step in storage, in `__RANK.resile.json`. The data is in `__RANK_0.distcp`."""
 
     step: int
     rank: int
@@ -164,9 +164,9 @@ CHUNK = 31 * 8192
 
 
 def attempt_name(made: int, round_: str, world: int, floor: int) -> str:
-    """Make the name of the attempt of `world` ranks in the round `round_`.
+    """Make the name of an attempt that `world` ranks begin in the round `round_`.
 
-    `made` is when the attempt began, in nanoseconds since 1970. `floor` is the highest sequence number before it.
+    `made` is when it began, in nanoseconds since 1970. `floor` is the highest sequence number before the attempt.
     """
     return f"{made:x}.{round_}.{world}.{floor}"
 
@@ -178,7 +178,7 @@ def is_first(attempt: str, sequence: int) -> bool:
 
 
 def made_at(attempt: str) -> int:
-    """The time at which an attempt was made, from its name; 0 if the name has none."""
+    """When an attempt began, in nanoseconds since 1970, read from its name; 0 if the name has no time."""
     try:
         return int(attempt.partition(".")[0], 16)
     except ValueError:

@@ -91,7 +91,7 @@ class ReplicaSent(_Request, frozen=True, kw_only=True):
 
 
 class OpenReplicas(_Request, frozen=True, kw_only=True):
-    """Asks the agent of this node for the replicas of another node that it has in its memory."""
+    """Asks this node's agent for the replicas that it keeps for another node."""
 
 
 class ReplicasOpened(_Request, frozen=True, kw_only=True):
@@ -106,9 +106,9 @@ W = TypeVar("W", bound=_Request)
 
 
 def copied_within(length: int, ranks: int) -> float:
-    """The most seconds that an agent needs to copy the saves of its ranks to its partner. A slower copy is abandoned.
+    """How many seconds an agent may take to copy a save of all its ranks to the partner. A slower copy is abandoned.
 
-    There are `ranks` ranks with `length` bytes each, which are copied one after another.
+    `ranks` is the number of these ranks. Each has `length` bytes, and they are copied one after another.
     """
     return ranks * (2 * COPY_GRACE + length / COPY_SLOWEST)
 
@@ -118,7 +118,7 @@ class NoCheckpointServer(Exception):
 
 
 class MemoryClient:
-    """A training process's connection to the buffers of one local rank. Any thread may use it."""
+    """Connects a training process to the agent, for the buffers of one local rank. Any thread may use it."""
 
     def __init__(
         self, agent_socket: str, worker: str, local_rank: int, *, reads: bool = False, patience: float = 10.0
@@ -160,7 +160,7 @@ class MemoryClient:
         self._socket.setblocking(False)
 
     def make_room(self, size: int) -> str:
-        """Have the agent grow each buffer to at least `size` bytes. Returns an empty string, or a sentence why not."""
+        """Have the agent grow each buffer to at least `size` bytes. Returns "", or the reason if that failed."""
         if all(buffer.size >= size for buffer in self.buffers):
             return ""
         try:
@@ -173,7 +173,7 @@ class MemoryClient:
         return self._tell(Store(buffer=buffer, sequence=sequence))
 
     def wait(self, sequence: int, timeout: float) -> str | None:
-        """Wait until checkpoint `sequence` is stored. Returns "", or a sentence why it is not; None after `timeout`."""
+        """Wait until checkpoint `sequence` is stored. Returns "", the reason if that failed, or None at `timeout`."""
         answer = self._outcome(self._stored, sequence, timeout)
         self._stored.pop(sequence, None)
         return answer
@@ -190,7 +190,7 @@ class MemoryClient:
         return self._tell(SendReplica(buffer=buffer, sequence=sequence))
 
     def copied(self, sequence: int, timeout: float = 0.0) -> str | None:
-        """Wait until checkpoint `sequence` is copied. Returns "", or a sentence why it is not; None after `timeout`."""
+        """Wait until checkpoint `sequence` is copied. Returns "", the reason if that failed, or None at `timeout`."""
         return self._outcome(self._copied, sequence, timeout)
 
     def copies(self) -> list[Buffer]:
@@ -240,9 +240,9 @@ class MemoryClient:
             return False
 
     def _say(self, word: ToAgent) -> None:
-        """Send a message to the agent, after reading all messages that have arrived.
+        """Read all messages that have arrived, then send a message to the agent.
 
-        They are read first because the agent drops its answers to a process that does not read.
+        Reading comes first because the agent drops its answers to a process that does not read.
         """
         packet = msgspec.msgpack.encode(word)
         with self._turn:
@@ -255,7 +255,7 @@ class MemoryClient:
                 self._socket.send(packet)
 
     def _awaited(self, known: Callable[[], T | None], timeout: float) -> T | None:
-        """Return `known()` as soon as it is not None; None after the timeout. Raises OSError if the agent is gone."""
+        """Wait until `known()` is not None and return it; None after `timeout`. Raises OSError if the agent is gone."""
         deadline = time.monotonic() + timeout
         with self._turn:
             while True:

@@ -27,10 +27,10 @@ def short_of(
     proc: Path = Path("/proc"),
     cgroup: Path = Path("/sys/fs/cgroup"),
 ) -> str:
-    """Returns a sentence that says why there is no memory for `need` more bytes; empty if there is.
+    """Return a sentence that says why `need` more bytes of memory are too many; empty if they are not.
 
-    The node uses `taken` bytes for the same purpose already, of which `untouched` were never written to, so that the
-    kernel still counts them as free. `what` names the purpose, and `limit` the environment variable that limits it.
+    The node already uses `taken` bytes for the same purpose. `untouched` of them were never written to, so the kernel
+    still counts these as free. `what` names the purpose. `limit` names the environment variable that limits it.
     """
     if bound := environ.get(limit, ""):
         try:

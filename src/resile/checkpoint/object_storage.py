@@ -38,7 +38,7 @@ DAMAGED = "damaged.metadata"
 
 class ObjectStorage(StepStorage):
     def __init__(self, url: str, *, keep_last: int = 0, keep_every: int = 0) -> None:
-        """Connect to the store. Raises NotWritable if fsspec is not installed, or knows no such store."""
+        """Connect to the store. Raises NotWritable if fsspec is not installed or cannot use the URL."""
         super().__init__(keep_last=keep_last, keep_every=keep_every)
         try:
             from fsspec.core import url_to_fs
@@ -210,7 +210,7 @@ class ObjectStorage(StepStorage):
         return sorted(parts, key=lambda part: part.rank)
 
     def _is_there(self, path: str) -> bool:
-        """True if the object exists. Unlike fsspec's `exists`, raises if the store does not answer; uses no cache."""
+        """True if the object exists. Uses no cache. Unlike fsspec's `exists`, raises if the store does not answer."""
         try:
             self._fs.invalidate_cache()
             self._fs.info(path)

@@ -52,29 +52,29 @@ _BLOCK = 16 << 20
 
 
 class StepStorage(abc.ABC):
-    """What a directory (`Storage`) and an object store (`ObjectStorage`) share. `Storage` documents their methods."""
+    """The base of `Storage` (a directory) and `ObjectStorage` (an object store). `Storage` documents their methods."""
 
     def __init__(self, *, keep_last: int, keep_every: int) -> None:
         """Set which steps `sweep` keeps: the newest `keep_last` steps, and all steps divisible by `keep_every`.
 
-        If `keep_last` is 0, every step is kept. If only `keep_every` is 0, no older step is kept.
+        If `keep_last` is 0, every step is kept. Otherwise, if `keep_every` is 0, only the newest steps are kept.
         """
         self._keep_last = keep_last
         self._keep_every = keep_every
 
     @abc.abstractmethod
     def has(self, step: int) -> bool:
-        """True if storage has the whole step, committed. Raises NotReadable if storage does not answer."""
+        """True if the step is committed in storage. Raises NotReadable if storage does not answer."""
 
     def steps(self) -> list[int]:
         """The committed steps, oldest first. Raises NotReadable if storage does not answer."""
         return sorted(step for step in self._step_directories() if self.has(step))
 
     def store(self, buffer: Buffer, record: Record) -> bool:
-        """Write the part of a step that is in a buffer. Returns True if that completed the step.
+        """Write one rank's part of a step from a buffer to storage. Returns True if that completed the step.
 
-        Writes nothing and returns False if storage has the step already, or if the step is replicated and the part does
-        not have all of it. Raises StorageError if storage refused the part, or the buffer was overwritten meanwhile.
+        Writes nothing and returns False if storage has the step, or the buffer has only a piece of a replicated step.
+        Raises StorageError if storage refused the part, or the buffer was overwritten meanwhile.
         """
         try:
             layout = buffer.layout(record)
@@ -101,10 +101,10 @@ class StepStorage(abc.ABC):
 
 
 class Storage(StepStorage):
-    """The checkpoints in one directory, which all ranks of the job see."""
+    """The checkpoints in one directory. All ranks of the job must see this directory."""
 
     def __init__(self, directory: str | Path, *, keep_last: int = 0, keep_every: int = 0) -> None:
-        """Use `directory`, created at the first write. `keep_last` and `keep_every` are those of `StepStorage`."""
+        """Use `directory`. The first write creates it. `keep_last` and `keep_every` are those of `StepStorage`."""
         super().__init__(keep_last=keep_last, keep_every=keep_every)
         self.directory = Path(directory).absolute()
 
@@ -122,9 +122,9 @@ class Storage(StepStorage):
         return path
 
     def check_writable(self) -> None:
-        """Create and remove a file as a test. Raises NotWritable if that fails for a reason that does not pass.
+        """Create and remove a file as a test. Raises NotWritable if that fails and waiting does not cure the error.
 
-        Other errors are ignored here, because they may have passed when `store` is called.
+        Other errors are ignored here, because they may be over when `store` is called.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -153,9 +153,9 @@ class Storage(StepStorage):
             raise not_stored(error, record.step, str(self.directory)) from error
 
     def finish(self, draft: Path, step: int, layout: Layout, sums: Iterable[int]) -> bool:
-        """Write this rank's part file into `draft`, where its data is already. Commit the step if no part is missing.
+        """Write this rank's part file into `draft`, and commit the step if no part is missing then.
 
-        Returns True if this call committed the step.
+        Call this only if the rank's data is in `draft` already. Returns True if this call committed the step.
         """
         write_atomically(draft / part_file(layout.rank), Part.of(layout, step, sums).encode())
         return self._commit(draft, step, layout.world)
@@ -185,10 +185,10 @@ class Storage(StepStorage):
             raise not_read(error, str(self.path(step))) from None
 
     def parts(self, step: int) -> list[Part]:
-        """The parts of a step, by rank; none if plain DCP wrote it.
+        """The parts of a step, sorted by rank; empty if DCP wrote the step without resile.
 
-        Raises IncompleteBuffer if a part is damaged or `.metadata` does not belong to the parts, and NotReadable if
-        storage does not return the parts.
+        Raises IncompleteBuffer if a part is damaged or `.metadata` does not belong to the parts. Raises NotReadable if
+        storage cannot be read.
         """
         with self._reading(step, "its parts"):
             parts = self._parts(self.path(step))
@@ -213,7 +213,7 @@ class Storage(StepStorage):
 
     @contextlib.contextmanager
     def _reading(self, step: int, name: str) -> Iterator[None]:
-        """Translate an OSError of a `with` block that reads a step. `name` says in messages what is read.
+        """Translate an OSError of a `with` block that reads a step. `name` is what is read, for messages.
 
         The error becomes IncompleteBuffer if a file of the step is missing, and NotReadable in all other cases.
         """
@@ -248,7 +248,7 @@ class Storage(StepStorage):
         return ""
 
     def sweep(self) -> None:
-        """Remove steps that `keep_last` and `keep_every` do not keep, and drafts of steps older than the newest one."""
+        """Remove steps that `keep_last` and `keep_every` do not keep. Remove drafts of steps before the newest step."""
         try:
             steps = self.steps()
         except NotReadable:  # the next writer tries again
@@ -266,7 +266,7 @@ class Storage(StepStorage):
             self._remove(self.path(step))
 
     def _remove(self, path: Path) -> None:
-        """Remove a directory. Rename it first, so that no other process reads half of it or commits it."""
+        """Rename a directory, then remove it. After the rename, no other process reads half of it or commits it."""
         doomed = self.directory / f"{_DOOMED}{path.name.lstrip('.')}"
         with contextlib.suppress(OSError):
             os.rename(path, doomed)
@@ -314,9 +314,9 @@ def open_storage(directory: str, *, keep_last: int = 0, keep_every: int = 0) -> 
 
 
 def sealed(buffer: Buffer, record: Record) -> Sequence[int]:
-    """The checksums of a buffer, computed now if the process that filled it ended before it computed them.
+    """Return the checksums of a buffer. If the process that filled the buffer did not write them, write them now.
 
-    Raises IncompleteBuffer if they are damaged, or the buffer was overwritten meanwhile.
+    Raises IncompleteBuffer if the checksums are damaged, or the buffer was overwritten meanwhile.
     """
     sums = buffer.sums(record)
     if sums is not None:

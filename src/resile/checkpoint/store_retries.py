@@ -31,7 +31,7 @@ LOOK = 0.25
 def store_committed(
     buffer: Buffer, sequence: int, pauses: Iterable[float] = (), pause: Callable[[float], object] = time.sleep
 ) -> str:
-    """Write the checkpoint `sequence` of one buffer to storage, with `pauses` and `pause` as in `store_all`.
+    """Write the checkpoint `sequence` of one buffer to storage. `pauses` and `pause` are those of `store_all`.
 
     Returns an empty string, or a sentence that says why the checkpoint was not stored.
     """
@@ -45,13 +45,13 @@ def store_all(
     *,
     last: bool = False,
 ) -> list[str]:
-    """Write buffers to the storage that their layouts name, and try again those that storage refused.
+    """Write buffers to the storage that their layouts name. If storage refuses a buffer, try it again after a pause.
 
     Returns one text for each buffer: empty, or a sentence that says why the buffer was not stored.
 
     Args:
         held: buffers, each with the sequence number of its checkpoint. All are released before this function returns.
-        pauses: seconds before each further try. Buffers whose error waiting does not cure are not tried again.
+        pauses: seconds before each further try. If waiting does not cure a buffer's error, it is not tried again.
         pause: called with the seconds to wait.
         last: True if the rank responsible for a step may be gone. Then this rank stores the step if no other seems to.
     """
@@ -79,8 +79,8 @@ def store_all(
 def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | None) -> str:
     """Try once to store the checkpoint `sequence` of a buffer. Returns "", or why further tries are useless.
 
-    A step that another rank stores is not written, which returns "" too. With `pause`, this function waits a while for
-    that rank and writes the step if the rank does not. Raises StorageError if storage refused the checkpoint.
+    If another rank is responsible for the step, writes nothing and returns "". With `pause`, waits a while for that
+    rank, and writes the step if no other rank does. Raises StorageError if storage refused the checkpoint.
     """
     record = buffer.record()
     if record is None or record.sequence != sequence:
@@ -98,7 +98,7 @@ def _store(buffer: Buffer, sequence: int, pause: Callable[[float], object] | Non
 
 
 def _is_left_to_us(step: int, keep: Storage | ObjectStorage, rank: int, pause: Callable[[float], object]) -> bool:
-    """Wait for other ranks to store a step. True if storage does not have the step then, and no rank seems to write it.
+    """Wait for other ranks to store a step. True if the step is still missing then and no rank seems to write it.
 
     How long to wait depends on `rank`, so that two ranks seldom write the same step.
     """

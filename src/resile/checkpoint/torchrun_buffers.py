@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class ProcessBuffers:
-    """Replaces `MemoryClient` if there is no agent: this process owns the buffers, and a thread of it stores them."""
+    """Replaces `MemoryClient` if there is no agent. This process owns the buffers; one of its threads stores them."""
 
     def __init__(self) -> None:
         self.buffers = [Buffer.make("resile-checkpoint") for _ in range(BUFFERS)]
@@ -36,7 +36,7 @@ class ProcessBuffers:
         return ""
 
     def store(self, buffer: int, sequence: int) -> bool:
-        """Begin to write a buffer to storage in a thread; `wait` returns the outcome. Always returns True.
+        """Write a buffer to storage in another thread; `wait` returns the outcome. Always returns True at once.
 
         When the process exits normally, it waits until the buffer is written.
         """

@@ -14,7 +14,7 @@ from resile.cli.exit_codes import FAILED
 def quiet_if_reader_leaves() -> Iterator[None]:
     """Flush standard output at the end of the context.
 
-    If standard output is a pipe that its reader has closed, end the process quietly with exit code 1.
+    If standard output is a pipe and its reader has closed it, end the process quietly with exit code 1.
     """
     try:
         try:

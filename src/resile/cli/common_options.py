@@ -34,7 +34,7 @@ def _namespace(_: click.Context, __: click.Parameter, value: str | None) -> str 
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `-n`, `--local`, `--cluster`, `--kubeconfig` and `--context` to a command, which gets them as `target`."""
+    """Add `-n`, `--local`, `--cluster`, `--kubeconfig` and `--context` to a command. It gets them as `target`."""
 
     @functools.wraps(command)
     def with_target(

@@ -44,7 +44,7 @@ class Listable(enum.StrEnum):
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command lists: jobs, nodes, events or plans, and of which job and namespaces."""
+    """What a command lists (jobs, nodes, events or plans), of which job, and whether in all namespaces."""
 
     what: Listable
     job: str = ""
@@ -94,7 +94,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class ProcessFailure(msgspec.Struct, frozen=True):
-    """The training process that failed first in the newest broken round. Failures after it are its consequences."""
+    """The training process that failed first in the newest round with a failure. Later failures follow from it."""
 
     node: str
     failure: WorkerFailure
@@ -102,7 +102,7 @@ class ProcessFailure(msgspec.Struct, frozen=True):
 
 
 class NodeFailure(msgspec.Struct, frozen=True):
-    """The node that failed last, for a job in which no round broke."""
+    """The node that failed last. It is shown only if no training process has failed."""
 
     sentence: str
     log: list[str] | None
@@ -132,7 +132,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def facts_of(spec: JobSpec, replicas: Mapping[str, int]) -> dict[str, str]:
-    """Strategy, replicas and recovery budget of a job, by title. `replicas` has the wanted nodes of each role."""
+    """Strategy, replicas and recovery budget of a job, by title. `replicas` has the wanted number of nodes by role."""
     return {
         "Strategy": spec.strategy.value,
         "Replicas": ", ".join(f"{role}={number}" for role, number in replicas.items()) or "<none>",
@@ -141,7 +141,7 @@ def facts_of(spec: JobSpec, replicas: Mapping[str, int]) -> dict[str, str]:
 
 
 def first_failure(state: JobState) -> ProcessFailure | None:
-    """The process that failed first in the newest broken round; None if no process failed in it."""
+    """The process that failed first in the newest round with a failure; None if no process has failed."""
     first = state.rendezvous.failures.first
     return ProcessFailure(str(first[0]), first[1], state.rendezvous.failures.round) if first is not None else None
 
@@ -187,7 +187,7 @@ class Deleted(msgspec.Struct, frozen=True):
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """One observation after a fault. `what` says what happened then, or what did not happen in time."""
+    """One observation after a fault. `what` says what happened, or what did not happen in time."""
 
     what: str
     after: float | None = None
@@ -247,13 +247,13 @@ class Jobs(Protocol):
     def spec(self, job: str) -> JobSpec: ...
 
     def kind_of(self, job: str) -> BaseJobKind:
-        """Return the kind of a job. It knows the names of pods and the role that `resile scale JOB 3` means."""
+        """Return the kind of a job. The kind knows how pods are named, and which role `resile scale JOB 3` scales."""
 
     def logs(self, name: str, *, master: bool, tail: int | None, follow: bool) -> Iterator[list[LogLine]]:
-        """Yield the log lines of one pod, or of all nodes of a job; with `master`, those of the job's master.
+        """Yield the log lines of one pod, or of all nodes of a job. With `master`, yield those of the job's master.
 
-        Begins with the last `tail` lines of each log (None: with the first line). With `follow`, also yields lines that
-        are written later, and those of new pods, until the job or the pod ends.
+        Begins with the last `tail` lines of each log, or with the first line if `tail` is None. With `follow`, also
+        yields later lines, and those of new pods, until the job or the pod ends.
         """
 
     def submit(self, documents: Sequence[Document], options: SubmitOptions) -> Iterator[Submitted]:
@@ -272,7 +272,7 @@ class Jobs(Protocol):
         """Launch the nodes of a suspended job again; False if it was not suspended."""
 
     def delete(self, jobs: Sequence[str], *, now: bool, wait: bool, keep_logs: bool) -> Iterator[Deleted]:
-        """End jobs and remove them, after checking that all of them exist.
+        """Check that all jobs exist, then end and remove them.
 
         With `now`, processes are killed without a grace period. With `wait`, on a cluster, a job is yielded only after
         it and its pods are gone. With `keep_logs`, on this machine, the logs stay.

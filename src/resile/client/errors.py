@@ -17,7 +17,7 @@ class NotUsableError(CommandError):
 
 
 def check_roles(job: str, asked: Collection[str], known: Collection[str]) -> None:
-    """Raise CommandError if a change asks for a role that the job does not have. Called before anything is changed."""
+    """Raise `CommandError` if an `asked` role is not in `known`, the roles of the job. Call this before any change."""
     for role in asked:
         if role not in known:
             raise CommandError(f"job {job} has no role {role!r}; known are {', '.join(known)}; nothing was changed")

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def pod_name(kind: BaseJobKind, job: str, node: str) -> str:
-    """The name of a node's pod; `node` is the node's name, such as `worker-0`. Empty if no node has such a name."""
+    """The name of a node's pod. `node` is a name such as `worker-0`; if no node can have this name, returns ""."""
     role, _, number = node.rpartition("-")
     if not number.isascii() or not number.isdigit():
         return ""
@@ -24,12 +24,12 @@ def pod_name(kind: BaseJobKind, job: str, node: str) -> str:
 
 
 def is_pod_of(kind: BaseJobKind, name: str, job: str) -> bool:
-    """True if `name` is the name of the job's master, or of a node that the job has or could have."""
+    """True if `name` is the name of the master's pod or of a node's pod of this job. The pod need not exist."""
     return name == kind.master_name(job) or kind.node_of(name, job) is not None
 
 
 def pod_owner(pod: str, jobs: Sequence[tuple[T, BaseJobKind, str]]) -> T | None:
-    """The job that has a pod of this name; None if no job has. `jobs` are jobs with their kinds and names.
+    """The job that has a pod of this name; None if no job has. Each of `jobs` is a job, its kind and its name.
 
     Raises `CommandError` if `pod` is the name of a node, such as `worker-0`, and not of a pod.
     """
@@ -43,7 +43,7 @@ def pod_owner(pod: str, jobs: Sequence[tuple[T, BaseJobKind, str]]) -> T | None:
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """A hint for the user who wrote a name that does not exist; empty if no name is known."""
+    """A hint for a user who wrote a name that does not exist; empty if `known` is empty."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if near:
         return f"did you mean {near[0]}?"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """The flags by which a user chooses a machine or cluster, and a namespace."""
+    """The flags by which a user chooses this machine or a cluster, and a namespace."""
 
     namespace: str | None = None
     local: bool = False
@@ -34,7 +34,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     def is_local(self, name: str = "", *, everywhere: bool = False) -> bool:
         """True if a command with these flags means the jobs of this machine, False if it means those of a cluster.
 
-        `name` is that of a job or pod, empty for a listing; `everywhere` is True for a listing of all namespaces.
+        `name` is the name of a job or pod, empty for a listing. `everywhere` is True for a listing of all namespaces.
         """
         if self.local or self.names_cluster:
             return self.local

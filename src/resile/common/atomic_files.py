@@ -16,7 +16,7 @@ def draft_of(path: Path) -> Path:
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Give `path` new contents: a reader sees all of the old or all of the new, also after a power cut."""
+    """Replace the contents of a file. Readers see all of the old or all of the new, even after a power cut."""
     draft = draft_of(path)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 class Backoff(NamedTuple):
     """How long to pause between tries: each pause is `factor` times the one before it, up to a limit.
 
-    A `Backoff` does not count failures. Callers of `after` count them; others take new `pauses()` after a success.
+    A `Backoff` does not count failures. Callers of `after` count them; others call `pauses` again after a success.
     """
 
     first: float

@@ -11,7 +11,7 @@ class LogOnce:
         self._said: set[str] = set()
 
     def say(self, words: str, *, about: str = "", level: int = logging.WARNING) -> None:
-        """Log the message unless it, or another one `about` the same problem, was logged before."""
+        """Log a message once. If `about` is given, only the first message with this `about` is logged."""
         if (about or words) not in self._said:
             self._said.add(about or words)
             self._log.log(level, "%s", words)

@@ -18,7 +18,7 @@ MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 class ShuffledOrder:
-    """A permutation of `range(size)`, fixed by `seed` and `epoch` alone: the same on every rank, host and Python."""
+    """A permutation of `range(size)`. Only `seed` and `epoch` fix it, so all ranks, hosts and Python versions agree."""
 
     def __init__(self, size: int, seed: int, epoch: int) -> None:
         bits = max(2, (size - 1).bit_length())
@@ -35,7 +35,7 @@ class ShuffledOrder:
         return [self.at(place) for place in range(start, stop)]
 
     def at(self, place: int) -> int:
-        """The number at position `place` of the permutation, from 0 to `size` (not included)."""
+        """The number at position `place` of the permutation. The first position is 0, the last is `size` - 1."""
         # One pass permutes [0, 2**bits); walking on while outside [0, size) permutes [0, size). The range is less than
         # twice the size (but for sizes under 3), so the walk takes under two passes on average.
         low_bits, low_mask, high_mask = self.low_bits, self.low_mask, self.high_mask
@@ -50,7 +50,7 @@ class ShuffledOrder:
 
 
 def _mix(word: int) -> int:
-    """Spread every bit of `word` over 32 bits (the finish of splitmix64)."""
+    """Return 32 bits, each of which depends on all bits of `word` (the last steps of splitmix64)."""
     for shift, factor in MIX:
         word = (word ^ (word >> shift)) * factor & _WORD
     return word >> 32

@@ -24,8 +24,8 @@ MAX_FAILURES = 64
 def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
     """Admit an agent that has connected, or refuse it.
 
-    An admitted agent gets its node; on bare machines the node may be a new one. If the agent does not know the running
-    round, it is told that its own round is over or that it is a member of the running one.
+    An admitted agent gets its node. On bare machines, the node may be new. An agent in an old round is told that this
+    round is over. An agent that does not know that it is a member of the running round is told its assignment.
     """
     state, hello, connection = ctx.state, event.hello, event.connection
     if state.phase.over:
@@ -76,7 +76,7 @@ def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
 
 
 def on_agent_disconnected(ctx: Context, node: Node, connection: int) -> None:
-    """Give the agent the time-out `reconnect` to come back. Ignore the end of a connection that it has replaced."""
+    """Give the agent the time-out `reconnect` to come back. Does nothing if it already has a newer connection."""
     if node.agent is None or node.agent.connection != connection or node.status.ended:
         return
     if ctx.state.phase.over:
@@ -273,7 +273,7 @@ def _rules(config: RendezvousConfig) -> str:
 
 
 def _merged(rdzv: Rendezvous, new: RendezvousConfig) -> RendezvousConfig:
-    """Return the rules `new` that an agent brings, with the larger `max_nodes` of these and the present rules.
+    """Return the rendezvous rules `new` of an agent, but with the present `max_nodes` if that is larger.
 
     An agent that was launched before a scale-up still brings the old, smaller number.
     """

@@ -14,9 +14,9 @@ from resile.protocol.reports import NodeStatus
 
 
 class Reason(enum.StrEnum):
-    """Why a job ended. The names are those of DLRover where it has one.
+    """Why a job ended. If DLRover has a name for a reason, that name is used.
 
-    If nodes of a role fail, the reason may be another one, which the role names in `RoleSpec.failure`.
+    If nodes of a role make the job fail, the role's `RoleSpec.failure` is the reason. It may be none of these.
     """
 
     COMPLETED = "Completed"
@@ -56,7 +56,7 @@ def remove_leftover(ctx: Context, node: Node) -> None:
 
 
 def succeed_if_done(ctx: Context) -> None:
-    """End the job as succeeded if all ranks of the roles that decide its end are done.
+    """End the job as succeeded if all ranks are done. Only the roles that decide the job's end count.
 
     A rank is done if its node has succeeded, or if the rank was given up. At least one node must have succeeded.
     """

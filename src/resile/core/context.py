@@ -41,7 +41,7 @@ class Index:
     def update(self, node: Node) -> None:
         """Put a node into the sets to which it now belongs, and remove it from all others.
 
-        Handlers do not call this method. After every change of a node they call `Context.touch`, which does.
+        Handlers do not call this method. They call `Context.touch` after every change of a node, and `touch` calls it.
         """
         key = node.key
         for nodes in self._kinds:
@@ -109,7 +109,7 @@ class Context:
         self.decisions.append(Note(reason=reason, message=message, node=node, warning=warning))
 
     def touch(self, node: Node) -> None:
-        """Update the indexes after a change of a node, and clear its alarms if it has ended."""
+        """Call this after each change of a node. Updates the indexes, and clears the node's alarms if it has ended."""
         self.index.update(node)
         if node.status.ended:
             self.deadlines.forget(node.key)

@@ -76,7 +76,7 @@ class Deadlines:
     def next(self) -> float | None:
         """The time at which to call `due` next; None if no alarm is set.
 
-        If an alarm was cleared or moved to a later time, `due` may return no event at that time.
+        At that time, `due` may return no event, because an alarm may have been cleared or moved to a later time.
         """
         return self._heap[0][0] if self._heap else None
 

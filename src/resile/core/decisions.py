@@ -71,7 +71,7 @@ class Finish(Decision, frozen=True, kw_only=True):
 
 
 class Reply(Decision, frozen=True, kw_only=True):
-    """Answer a request for a change. `error` says in one sentence why it is refused; empty if it is granted."""
+    """Answer a request for a change. `error` says in one sentence why the change is refused; empty if not."""
 
     request: int
     error: str = ""

@@ -51,7 +51,7 @@ class Engine:
 
     @classmethod
     def replay(cls, state: JobState, history: Iterable[tuple[float, ev.AnyEvent]]) -> Engine:
-        """Make an engine from a snapshot and its later (time, event) pairs. Decisions on these events are dropped."""
+        """Make an engine from a snapshot and the (time, event) pairs after it. Drops the decisions on these events."""
         engine = cls(state)
         for now, event in history:
             engine.handle(event, now)
@@ -64,7 +64,7 @@ class Engine:
         self._deadlines.heard(node, now)
 
     def restart_silence_timers(self, now: float) -> None:
-        """Start all silence alarms afresh after the master stood still and could hear no agent."""
+        """Start all silence alarms afresh. Call this if the master stood still and could hear no agent."""
         self._deadlines.restart_silence_timers(now)
 
     def next_deadline(self) -> float | None:
@@ -72,7 +72,7 @@ class Engine:
         return self._deadlines.next() if self._steps_due is None else self._steps_due
 
     def due(self, now: float) -> list[ev.AnyEvent]:
-        """The events of alarms that are due, and a summary of new steps. The caller passes each to `handle`."""
+        """The events to pass to `handle` now: those of alarms that are due, and a summary of steps if it is due."""
         events = self._deadlines.due(now)
         if self._steps_due is not None:
             self._steps_due = None

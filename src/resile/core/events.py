@@ -33,13 +33,13 @@ class NodeSeen(Event, frozen=True, kw_only=True):
 
 
 class NodesListed(Event, frozen=True, kw_only=True):
-    """All nodes that the platform has, after a restart of the master. A node that is not listed does not exist."""
+    """The platform has listed all its nodes after a restart of the master. Nodes that are not listed do not exist."""
 
     seen: tuple[NodeSeen, ...]
 
 
 class AgentConnected(Event, frozen=True, kw_only=True):
-    """An agent said Hello on the connection with number `connection`. Larger numbers are newer connections."""
+    """An agent sent `hello`, its first message, on connection number `connection`. Newer ones have larger numbers."""
 
     connection: int
     hello: Hello
@@ -81,7 +81,7 @@ class AgentStayedAway(Event, frozen=True, kw_only=True):
 
 
 class StragglerWaitOver(Event, frozen=True, kw_only=True):
-    """The wait for more nodes is over: a forming round closes, or a running round ends to let waiting nodes in."""
+    """The wait for more nodes is over. Now a round that forms may close, or a running one may end to let nodes in."""
 
 
 class JoinTimeout(Event, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ class PendingTimeout(Event, frozen=True, kw_only=True):
 
 
 class StepsNoted(Event, frozen=True, kw_only=True):
-    """A summary of step reports, written to the journal in their place. `trained` is the training time so far."""
+    """A summary of step reports. The journal has it instead of the reports. `trained` is the training time so far."""
 
     trained: float
     step: int

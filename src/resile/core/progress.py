@@ -63,10 +63,10 @@ def on_step(progress: Progress, round_: Round, step: int, total: int, now: float
 
 
 def on_steps_noted(progress: Progress, step: int, total: int, round_: Round, trained: float, at: float) -> None:
-    """Take over a summary of step reports, which is an event in the journal.
+    """Take over a summary of step reports. The journal has these summaries as events, but not the reports.
 
-    The reports themselves are not in the journal, so a replay learns the progress from summaries. Otherwise the reports
-    were taken over before, and the summary changes nothing.
+    So a replay learns the progress from the summaries. Outside a replay, a summary changes nothing, because the reports
+    were taken over before.
     """
     outage = progress.outages[-1] if progress.outages else None
     if outage is not None and outage.next_step_at is None and outage.noticed_at <= at:

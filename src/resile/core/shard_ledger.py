@@ -189,7 +189,7 @@ def grantable(ledger: Ledger) -> Iterator[tuple[ShardRequest, int, Lease]]:
 
 
 def forget_waiting(ledger: Ledger) -> None:
-    """Drop the waiting requests after a restart of the master: the agents send theirs again."""
+    """Drop the waiting requests after a restart of the master, because the agents send them again."""
     for dataset in ledger.datasets.values():
         dataset.waiting.clear()
 

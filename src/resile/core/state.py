@@ -127,7 +127,7 @@ class Node(msgspec.Struct, kw_only=True):
 
     @property
     def alive(self) -> bool:
-        """True if the node is part of the job: it has not ended and the core does not remove it."""
+        """True if the node is part of the job: it has not ended, and the core is not removing it."""
         return not self.status.ended and not self.leaving
 
     @property

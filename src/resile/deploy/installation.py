@@ -68,7 +68,7 @@ def election_role(namespace: str = NAMESPACE) -> list[Object]:
 
 
 def user_roles() -> list[Object]:
-    """ClusterRoles that Kubernetes adds to its roles view, edit and admin, so that their users can work with jobs."""
+    """ClusterRoles that allow work with jobs. Kubernetes adds their rules to its own roles view, edit and admin."""
     aggregate = f"{_RBAC}/aggregate-to-"
     see = {f"{aggregate}view": "true"}
     change = {f"{aggregate}edit": "true"}
@@ -79,7 +79,7 @@ def user_roles() -> list[Object]:
 
 
 def priority_classes() -> list[Object]:
-    """The PriorityClasses `high` and `low`, which the field `priority` of a role names. Other pods are between them."""
+    """The PriorityClasses `high` and `low` for the field `priority` of a role. Pods without a class are between."""
     about = {
         "high": (
             1000,
@@ -102,7 +102,7 @@ def priority_classes() -> list[Object]:
 def default_role() -> list[Object]:
     """A Role without rules and its RoleBinding, under the names that DLRover's tutorials use.
 
-    Applied over those of DLRover, they take back the rights that those gave. See `kustomize._DEFAULT_ROLE`.
+    Applied over DLRover's objects, they take back the rights that these gave. See `kustomize._DEFAULT_ROLE`.
     """
     name, version = "default-role", f"{_RBAC}/v1"
     binding = {"apiVersion": version, "kind": "RoleBinding", "metadata": {"name": "default-rolebinding"}}
@@ -138,7 +138,7 @@ def deployment(image: str = IMAGE, namespace: str = NAMESPACE) -> Object:
 
 
 def everything(image: str = IMAGE, namespace: str = NAMESPACE, *, cel: bool = False) -> list[Object]:
-    """All objects that `kubectl apply -k config/default` (with `cel`: `config/cel`) installs, in the order to apply."""
+    """All objects that `kubectl apply -k config/default` installs, in order; with `cel`, those of `config/cel`."""
     return [
         *namespaces(namespace),
         *definitions(cel=cel),

@@ -40,7 +40,7 @@ Not part of the installation, because their names are the cluster's: it may have
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes repeated values out, because YAML anchors make manifests hard to read."""
+    """Writes a repeated value in full each time, because YAML anchors make manifests hard to read."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -90,7 +90,7 @@ def files() -> dict[str, str]:
 
 
 def write(folder: Path) -> None:
-    """Write every file into `folder`; files of other names stay. Raises `OSError` at the first that it cannot write."""
+    """Write every file into `folder`; other files stay. Raises `OSError` at the first file that cannot be written."""
     for path, text in files().items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")

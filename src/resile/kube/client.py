@@ -156,8 +156,8 @@ class Client:
     async def replace_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Object) -> Object:
         """Replace the status of the object with this uid, whatever its resourceVersion.
 
-        Raises `KubeError` (`INVALID`) if the object of this name has another uid. The request is a JSON patch. In a
-        merge patch of a custom resource's status, the API server would ignore a wrong uid.
+        Raises `KubeError` (`INVALID`) if the object of this name has another uid. The request is a JSON patch, because
+        the API server ignores a wrong uid in a merge patch of a custom resource's status.
         """
         operations = [
             {"op": "test", "path": "/metadata/uid", "value": uid},

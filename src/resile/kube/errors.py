@@ -45,7 +45,7 @@ class KubeError(Exception):
 
     @property
     def is_absent(self) -> bool:
-        """True if the object does not exist; False for the 404 of a starting API server that does not know its kind."""
+        """True if the object does not exist. False for a 404 because the API server does not know the kind yet."""
         return self.code == NOT_FOUND and bool(self.about)
 
 

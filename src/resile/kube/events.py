@@ -36,7 +36,7 @@ async def emit(
 ) -> None:
     """Write an Event about the object that `kind` and `metadata` identify. If that fails, only log it.
 
-    With a `name`, a second call for the same Event changes nothing. `now` is the time of the Event.
+    With `name`, the Event gets this name, and a second call changes nothing. `now` is the time of the Event.
     """
     at = stamp(now)
     involved = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion") if key in metadata}

@@ -62,12 +62,12 @@ async def list_and_watch(
 ) -> AsyncGenerator[Listed | Changed, None]:
     """Yield all objects as `Listed`, then each change as `Changed`, without end.
 
-    After missed changes, yield `Listed` again. If the resourceVersion `since` is given, there is no first list: the
-    changes after `since` are yielded.
+    If changes were missed, yield `Listed` again. If the resourceVersion `since` is given, do not list at first, but
+    yield the changes after `since`.
 
-    Without `patience`, failures are logged and the call is repeated. With it, a `KubeError` is raised if the first list
-    fails, if access is denied, if the API server does not know the kind, or if it has not answered for `patience`
-    seconds.
+    Without `patience`, failures are logged and the call is repeated. With `patience`, a `KubeError` is raised if the
+    first list fails, if access is denied, if the API server does not know the kind, or if it has not answered for
+    `patience` seconds.
 
     If `relist` is given, all objects are listed again when a watch ends and the last list is at least `relist` seconds
     old.

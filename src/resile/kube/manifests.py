@@ -12,7 +12,7 @@ _METADATA = ("name", "namespace", "uid", "labels", "annotations")
 
 
 def read_object(item: Object) -> Resource:
-    """Read a resource without its status and the metadata that others added; raises `BadManifest` with all errors."""
+    """Read a resource without its status and without unused metadata; raises `BadManifest` with all errors."""
     metadata = {field: item["metadata"][field] for field in _METADATA if field in item["metadata"]}
     parts = {field: item.get(field) for field in ("apiVersion", "kind", "spec")}
     return read_manifest({**parts, "metadata": metadata})

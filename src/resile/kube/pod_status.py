@@ -102,7 +102,7 @@ def main_container_end(pod: Object, main: str = "") -> Object | None:
 
 
 def init_container_end(pod: Object) -> Object | None:
-    """The `terminated` state of the init container whose failure failed the pod; None if there is none."""
+    """The `terminated` state of the init container that made the pod fail; None if no init container did."""
     status = pod.get("status") or {}
     for container in status.get("initContainerStatuses") or ():
         end: Object | None = (container.get("state") or {}).get("terminated")
@@ -114,8 +114,8 @@ def init_container_end(pod: Object) -> Object | None:
 def is_ended_by_deletion(pod: Object, end: Object) -> bool:
     """True if a container of a deleted pod ended because of the deletion, and not by itself. `end` says how it ended.
 
-    An end after the request to delete the pod is put down to the deletion. If both are in the same second, the exit
-    code decides. A container that ran out of memory ended by itself.
+    If it ended after the request to delete the pod, the deletion counts as the cause. If it ended in the same second as
+    the request, the exit code decides. If it ran out of memory, it ended by itself.
     """
     if end.get("reason") == "OOMKilled":
         return False

@@ -21,7 +21,7 @@ async def until_answered(
 ) -> Answer:
     """Repeat `call`, with growing pauses, until it raises no `KubeError`, and return its answer.
 
-    Each failure is logged after the text `trouble`. A failure after `within` seconds, if given, is raised.
+    Failures are logged; `trouble` begins the line. If `within` is given, a failure after so many seconds is raised.
     """
     loop = asyncio.get_running_loop()
     begun, pauses = loop.time(), BACKOFF.pauses()

@@ -145,7 +145,7 @@ def _lock(directory: JobDirectory) -> int | None:
 def _allow_many_agents() -> None:
     """Raise this process's limit of open files as far as allowed, so that many agents can connect.
 
-    Not to be called for the local platform: its nodes would inherit the limit, and select() breaks on high descriptors.
+    Not for the local platform, because its nodes would inherit the limit, and select() breaks on high descriptors.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):

@@ -65,9 +65,9 @@ async def run_master(
 ) -> bool:
     """Serve the job of this directory until it is over, and return True if it succeeded.
 
-    `make_platform` gets the master's address and makes the platform that launches nodes; None on bare machines. Without
-    a `journal`, an SQLite file in the job directory is used; the journal is closed at the end. The context `accompany`
-    is entered before the first event is handled and left after the last message to the agents.
+    `make_platform` gets the master's address and returns the platform that launches nodes. On bare machines it is None.
+    If `journal` is None, an SQLite file in the job directory is used. The journal is closed at the end. The context
+    `accompany` is entered before the first event is handled and left after the last message to the agents.
 
     Raises `JournalError`, `CannotListen` if the port is in use, or `DirectoryError` if the directory holds no job.
     """

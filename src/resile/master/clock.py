@@ -6,9 +6,9 @@ import time
 
 
 class Clock:
-    """Gives the wall time at the start of this process plus the monotonic time that has passed from then on.
+    """Gives the wall time at the start of this process plus the monotonic time since then.
 
-    `not_before` is the last time in the journal. If the wall clock is behind it at the start, the clock begins at
+    `not_before` is the last time in the journal. If the wall time at the start is earlier, the clock begins at
     `not_before`.
     """
 

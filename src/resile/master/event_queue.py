@@ -113,7 +113,7 @@ class EventQueue:
         return self._failed_writes > 0
 
     def broke(self, what: str, error: BaseException | None) -> None:
-        """End the process, because `what`, which the master needs, raised an unforeseen error.
+        """End the process, because a part that the master needs raised an unforeseen error. `what` names the part.
 
         After `close`, do nothing.
         """

@@ -27,7 +27,7 @@ Answerer = Callable[[Command, Callable[[Result], None]], None]
 
 
 class _AnyHello(msgspec.Struct, tag="Hello"):
-    """The first message of an agent of any protocol, with only the field that all protocols have."""
+    """An agent's first message to the master, with only the field that is the same in every protocol version."""
 
     protocol: int
 
@@ -89,7 +89,7 @@ class AgentConnections:
                 connection.close("it spoke before it said Hello")
 
     def on_bad_message(self, connection: Connection, body: bytes) -> None:
-        """Refuse an agent of another protocol version, whose Hello cannot be decoded. Ignore other bad messages."""
+        """Refuse an agent whose first message has another protocol version. Ignore other undecodable messages."""
         try:
             protocol = _decode_any_hello(body).protocol
         except (ValueError, RecursionError, OverflowError):

@@ -26,10 +26,10 @@ MAX_STARTS = 100
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run the master `command`, and start it again whenever it dies, until it has a final exit code.
+    """Run a master with `command`, and start another whenever one dies, until one ends with a final exit code.
 
-    Returns the exit code of the last master, or `CANNOT_SERVE` if `MAX_STARTS` masters died in a row. SIGTERM ends both
-    processes.
+    Returns the exit code of the last master, or `CANNOT_SERVE` if `MAX_STARTS` masters died in a row. SIGTERM ends the
+    supervisor and the master.
     """
     stopping = threading.Event()
     child: subprocess.Popen[bytes] | None = None

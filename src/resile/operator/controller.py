@@ -70,10 +70,10 @@ class Controller:
 
 
 async def _run_when_synced(queue: WorkQueue, informers: list[Informer]) -> None:
-    """Run `queue` once all of `informers` have listed their objects: before that, a job would seem to have no master.
+    """Run `queue` once all of `informers` have listed their objects. Before that, a job would seem to have no master.
 
-    Objects of a kind without a CRD cannot be listed, so the queue of that kind does not run until the CRD exists. Until
-    then /readyz names the kind. Queues of other kinds are not delayed.
+    If a kind has no CRD, its objects cannot be listed. Then the queue of this kind waits until the CRD exists, and
+    /readyz names the kind. Queues of other kinds are not delayed.
     """
     for informer in informers:
         await informer.synced.wait()

@@ -23,7 +23,7 @@ log = logging.getLogger("resile.operator")
 
 
 class LeadershipLost(Exception):
-    """Raised if the Lease could not be renewed in time, so that another operator may be the leader now."""
+    """Raised if the Lease was taken or was not renewed in time. Another operator may be the leader now."""
 
 
 class LeaderElection:
@@ -106,7 +106,7 @@ class LeaderElection:
     ) -> bool:
         """Replace `lease` by a claim of this operator, or create the Lease if `lease` is None.
 
-        If `holder` is given, it is written as the holder instead of this operator; an empty one gives the Lease back.
+        The Lease then names `holder` as its holder, by default this operator. An empty `holder` gives the Lease back.
         Returns False if another request has changed or created the Lease in the meantime.
         """
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -31,13 +31,13 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Reconcile the plan again after `delay`: the job that it names may exist by then."""
+    """Reconcile the plan again after `delay`, because the job that the plan names may exist by then."""
 
     delay: Seconds
 
 
 def decide_plan(kind: PlanKind, plan: Object, job: Object | None, now: float) -> Refuse | Wait | None:
-    """Decide about a plan for `job` (None if no such job exists). Returns None if the plan is left to the master."""
+    """Decide about a plan for `job` (None if no such job exists). Returns None if the operator need do nothing."""
     if plan["metadata"].get("deletionTimestamp") or not kind.is_open(plan):
         return None
     try:
@@ -86,7 +86,7 @@ class PlanReconciler:
         self._clock = clock
 
     async def reconcile(self, key: Key) -> Seconds | None:
-        """Refuse a plan that no master will execute. Returns after how many seconds to reconcile it again, or None."""
+        """Refuse a plan that no master will execute. Returns the seconds until the next call; None if there is none."""
         plan = self._plans.get(key)
         if plan is None:
             return None

@@ -19,7 +19,7 @@ log = logging.getLogger("resile.operator")
 
 
 class TryAgain(Exception):
-    """Raised by a reconciliation that is to be repeated after a growing pause, without being logged as an error."""
+    """Raised to repeat a reconciliation after a pause, which grows each time. This is not logged as an error."""
 
 
 Reconcile = Callable[[Key], Awaitable[Seconds | None]]
@@ -54,7 +54,7 @@ class WorkQueue:
             self._ready.put_nowait(key)
 
     def add_after(self, key: Key, delay: Seconds) -> None:
-        """Queue `key` after `delay` seconds, unless a timer is set that queues it earlier."""
+        """Queue `key` after `delay` seconds, unless a timer for `key` is due earlier."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None and timer.when() <= loop.time() + delay:

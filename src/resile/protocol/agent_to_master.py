@@ -61,7 +61,7 @@ class CanRegroup(Message, frozen=True, kw_only=True):
 
 
 class WorkersChanged(Message, frozen=True, kw_only=True):
-    """This node can take part with more or fewer processes than it has in `round`, so a new round is needed."""
+    """This node can train with more or fewer processes than it has in `round`, so a new round is needed."""
 
     round: Round
     nproc: int
@@ -69,7 +69,7 @@ class WorkersChanged(Message, frozen=True, kw_only=True):
 
 
 class LastStepTaken(Message, frozen=True, kw_only=True):
-    """All members of `round` have taken the last step. From now on, a node that joins does not end the round."""
+    """All members of `round` have taken the last step of training. From now on, no joining node ends the round."""
 
     round: Round
 
@@ -103,7 +103,7 @@ class NodeFinished(Message, frozen=True, kw_only=True):
 
 
 class StepReport(Message, frozen=True, kw_only=True):
-    """Training has completed `step` steps of `total` (0 = unknown). The newest one was taken in `round`."""
+    """Training has completed `step` steps of `total` (0 = unknown). The newest step was taken in `round`."""
 
     round: Round
     step: int

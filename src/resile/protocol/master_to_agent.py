@@ -28,16 +28,16 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class RoundFormed(Message, frozen=True, kw_only=True):
-    """The node is a member of `round`: it starts its processes, or lets its elastic ones regroup."""
+    """The node is a member of `round`. The agent starts its processes, or lets elastic processes regroup."""
 
     round: Round
     assignment: RoundAssignment
 
 
 class RoundOver(Message, frozen=True, kw_only=True):
-    """`round` is over: a member was lost, or a node waits to join. The agent stops its processes and joins again.
+    """`round` is over because a member was lost or a node waits to join. The agent stops its processes and joins again.
 
-    An agent sends the same message to its elastic training processes, which leave their collectives and report ready.
+    An agent also sends this message to its elastic training processes. They leave their collectives and report ready.
     """
 
     round: Round
@@ -49,16 +49,16 @@ class RoundOver(Message, frozen=True, kw_only=True):
 
 
 class RoundComplete(Message, frozen=True, kw_only=True):
-    """Answer to LastStepTaken: all members of `round` took the last step, and no newcomer ends the round any more.
+    """Answer to LastStepTaken, sent to all members of `round`: a newcomer no longer ends the round.
 
-    If the round was over before, the answer is RoundOver. An agent sends the same message to its processes that ask.
+    If the round was over before, the answer is RoundOver. An agent passes either answer on to its training processes.
     """
 
     round: Round
 
 
 class StateHeld(Message, frozen=True, kw_only=True):
-    """Answer to WorkerStuck, now or later: another node has the state of `round`. The stuck process may be killed."""
+    """Answer to WorkerStuck, perhaps later: another node has the state of `round`. The stuck process may be killed."""
 
     round: Round
 

@@ -9,4 +9,4 @@ PROTOCOL = 6
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Base of all messages. The type's name is the tag on the wire and in the journal. All messages are one-way."""
+    """Base of all messages. The type's name is the tag on the wire and in the journal. An answer is a message too."""

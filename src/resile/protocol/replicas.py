@@ -24,6 +24,6 @@ class ReplicaOffer(Message, frozen=True, kw_only=True):
 
 
 class ReplicaAnswer(Message, frozen=True, kw_only=True):
-    """Sent when the offer is accepted, and again when all bytes have arrived. A non-empty `error` refuses the offer."""
+    """Accepts an offer, or refuses it with an `error`. If accepted, a second answer says that all bytes arrived."""
 
     error: str = ""

@@ -10,7 +10,7 @@ from resile.protocol.message import Message
 
 
 class OpenDataset(Message, frozen=True, kw_only=True):
-    """Register a data set. A repeated request changes nothing. Other values for a known name give an error."""
+    """Register a data set. A repeated request changes nothing. A known `name` with other values gives an error."""
 
     worker: str
     request: int
@@ -49,7 +49,7 @@ class DatasetOpen(Message, frozen=True, kw_only=True):
 
 
 class ShardGranted(Message, frozen=True, kw_only=True):
-    """Answer to TakeShard: records [start, end) of `epoch`. Without `error`, `lease` 0 means that no shard is left."""
+    """Answer to TakeShard: records [start, end) of `epoch`. If `lease` is 0 and `error` is empty, no shard is left."""
 
     worker: str
     request: int

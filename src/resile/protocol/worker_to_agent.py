@@ -16,7 +16,7 @@ class Attach(Message, frozen=True, kw_only=True):
 
 
 class WorkerReady(Message, frozen=True, kw_only=True):
-    """An elastic training process is in no round and can join one. Sent first on a connection of its own."""
+    """An elastic training process is in no round and can join one. It opens a separate connection for this message."""
 
     worker: str
     step: int
@@ -25,7 +25,7 @@ class WorkerReady(Message, frozen=True, kw_only=True):
 
 
 class WorkerAssignment(Message, frozen=True, kw_only=True):
-    """Answer to WorkerReady, now or later: the ranks of the process in a new round, named as torchrun's variables."""
+    """Answer to WorkerReady, perhaps later: the ranks of the process in a new round, named as torchrun's variables."""
 
     round: Round
     rank: int

@@ -108,7 +108,7 @@ class Cluster:
             self._ask()
 
     def ask_for(self, change: Change) -> None:
-        """Queue a change. The master is asked for one change at a time, again and again until it replies."""
+        """Queue a change. The master is asked for one change at a time, and is asked again until it replies."""
         self._wanted.append(ev.ChangeWanted(change=change, request=next(self._requests)))
         if len(self._wanted) == 1:
             self._ask()
@@ -159,5 +159,5 @@ class Cluster:
 
 
 def _durable(state: JobState) -> JobState:
-    """A copy of the state with empty progress, because the journal has only a summary of the progress."""
+    """A copy of the state without progress, to be compared. The journal has only a summary of the progress."""
     return msgspec.structs.replace(state, progress=Progress())

@@ -26,7 +26,7 @@ def require(holds: bool, promise: str) -> None:
 
 
 class Invariants:
-    """Checks the core after every event. Remembers earlier values: some may only grow, others may never change."""
+    """Checks the core after every event. Knows earlier values, because some may only grow and others never change."""
 
     def __init__(self) -> None:
         self._rank_of: dict[NodeKey, Rank] = {}
@@ -181,5 +181,5 @@ class Invariants:
             require(any(isinstance(d, de.Finish) for d in made), "the end is told")
 
     def reborn(self, step: int) -> None:
-        """Expect the progress of a restarted master, which begins at `step`, the newest step in the journal."""
+        """Note that the master was restarted. Its progress begins at `step`, the newest step in the journal."""
         self._step = step

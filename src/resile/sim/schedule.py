@@ -60,7 +60,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(rng: random.Random) -> Schedule:
-    """Draw a job, the behaviour of its nodes, and when which fault happens. The same state of `rng` draws the same."""
+    """Draw a job, the behaviour of its nodes, and the time of each fault. The same state of `rng` draws the same."""
     managed = rng.random() < 0.6
     nodes = rng.randint(1, 8)
     unit = rng.choice((1, 1, 1, 2)) if nodes > 1 else 1

@@ -46,7 +46,7 @@ def simulate(seed: int) -> Report:
 
 
 def run_and_report(seed: int, cluster: Cluster) -> Report:
-    """Like `simulate`, on a cluster whose trace the caller can read afterwards."""
+    """Like `simulate`, but on the caller's `cluster`. The caller can read the cluster's trace afterwards."""
     try:
         _run(cluster)
     except AssertionError as broken:

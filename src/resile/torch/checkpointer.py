@@ -302,10 +302,10 @@ class Checkpointer:
                     yield client
 
     def _agreed(self, leaves: list[Leaf], due: bool) -> BufferChoice | None:
-        """Agree with all ranks on the buffer that this save overwrites; None if all ranks skip the save. A collective.
+        """Agree with all ranks on the buffer that this save overwrites. None if all ranks skip the save. A collective.
 
-        If the step is `due` for storage, this waits up to COPY_PATIENCE seconds for the replica of the last save, and a
-        lack of memory is no reason to skip.
+        If the step is `due` for storage, this waits up to COPY_PATIENCE seconds for the replica of the last save. A
+        step that is `due` is not skipped for lack of memory.
         """
         copied = self._save_group.copied(COPY_PATIENCE if due else 0.0)
         layout, text = self._laid_out(leaves)
@@ -389,7 +389,7 @@ def _absolute(directory: str | Path) -> str:
 
 
 def _local_rank(worker: str) -> int:
-    """This process's local rank, taken from its name `worker`, which the agent gave it; 0 without a name."""
+    """The local rank in `worker`, the name that the agent gave this process; 0 if it has no name."""
     with contextlib.suppress(ValueError):
         return int(worker.partition("/")[0].rpartition(".")[2])
     return 0

@@ -343,7 +343,7 @@ class Elastic:
     def _all_done(self) -> bool:
         """Wait until every member has taken the last step, and return True.
 
-        If a peer is lost, form a new round and return False: there may be steps left to take.
+        If a peer is lost, form a new round and return False, because there may be steps left to take.
         """
         rendezvous, checkpoints = self._rendezvous, self._state.checkpoints
         if rendezvous.has_peers_ahead:  # other members have finished this loop and wait in a later one

@@ -148,10 +148,10 @@ def _folder(state: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _no_weights_in_it(trainer: Any) -> Iterator[None]:
-    """Within this context, keep the `Trainer` from loading weights from the folder that `_folder` makes.
+    """Within this context, the `Trainer` does not look for weights in the folder that `_folder` makes.
 
-    That folder has none; `on_train_begin` loads the weights. `_load_from_checkpoint` is the only private name used
-    here. If it changes, the `Trainer` reports missing weights.
+    That folder has no weights, because `on_train_begin` loads them. `_load_from_checkpoint` is the only private name of
+    the `Trainer` used here. If that name changes, the `Trainer` reports missing weights.
     """
     trainer._load_from_checkpoint = lambda *_, **__: None
     try:

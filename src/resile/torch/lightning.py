@@ -249,8 +249,7 @@ def _checkpoint(trainer: Any, step: int) -> dict[str, Any]:
 def _extra(trainer: Any, step: int) -> dict[str, Any]:
     """Call all `on_save_checkpoint` hooks with a checkpoint, and return the entries that they add to it.
 
-    The hooks are those of the callbacks and of the module. If one changes the checkpoint's `state_dict`, that is among
-    the entries, too.
+    The hooks are those of the callbacks and of the module. The `state_dict` is returned, too, if a hook changed it.
     """
     module = trainer.lightning_module
     checkpoint = _checkpoint(trainer, step)
@@ -273,9 +272,9 @@ def _is_stateful(loader: Any) -> bool:
 
 
 def _without_the_first_batch(loops: dict[str, Any]) -> dict[str, Any]:
-    """Set the loop's state back to the moment before the first batch of an epoch was fetched, and return it.
+    """Set `loops`, the state of Lightning's loops, back to before the first batch of an epoch was fetched.
 
-    `loops` itself is changed.
+    `loops` itself is changed and returned.
     """
     for count in ("total", "current"):
         batches = loops["epoch_loop.batch_progress"][count]

@@ -190,9 +190,9 @@ class _Asks:
 
 
 class _HideWorker:
-    """A `worker_init_fn` that hides from a stream that a worker process reads it.
+    """A `worker_init_fn` that makes a worker process look like the main process to the stream that it reads.
 
-    Many streams would otherwise yield only some of their samples there. `then` is the script's own `worker_init_fn`.
+    Many streams yield only some of their samples in a worker process. `then` is the script's own `worker_init_fn`.
     """
 
     def __init__(self, then: Callable[[int], object] | None) -> None:
@@ -205,5 +205,5 @@ class _HideWorker:
 
 
 def _as_it_is(batches: Batches) -> Batches:
-    """Return batches unchanged: readers have collated them."""
+    """Return the batches unchanged, because the reader has collated them."""
     return batches

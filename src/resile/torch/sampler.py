@@ -151,7 +151,7 @@ class Position:
 
     @property
     def _identity(self) -> dict[str, int]:
-        """Values that must be equal for a saved position to mean the same sample."""
+        """A saved position means the same sample only if these values are equal."""
         size = UNKNOWN if self.size is None else self.size
         return {"size": size, "seed": self._seed, "shuffled": self._shuffled_together}
 

@@ -82,7 +82,7 @@ class AgentClient:
 
     @property
     def worker(self) -> str:
-        """The name under which this process attaches; forked children add their pid to it."""
+        """The name that this process gives to its agent. A forked child adds its pid to it."""
         return self._worker
 
     # steps ------------------------------------------------------------------------------------------------------------
@@ -118,9 +118,9 @@ class AgentClient:
     def request(self, message: ShardMessage, timeout: float) -> ShardAnswer:
         """Send a request and return its answer. Other threads can send requests while this one waits.
 
-        `worker` and `request` of the message are filled in here: give `""` and 0. While the agent is away, this
-        connects again and again. After `timeout` seconds (`math.inf`: never) it raises AgentNotAnswering. A later call
-        with an equal message then waits for the answer to the first one, so a shard that was granted late is not lost.
+        This sets `worker` and `request` of the message, so give `""` and 0. While the agent is away, this tries to
+        connect again and again. Raises AgentNotAnswering after `timeout` seconds (`math.inf`: never). A later call with
+        an equal message waits for the answer to the first one, so a shard that was granted late is not lost.
         """
         deadline = time.monotonic() + timeout
         with self._turn:
@@ -164,7 +164,7 @@ class AgentClient:
         self._next_call = 0.0
 
     def _after_fork(self) -> None:
-        """In a forked child, begin without a connection. Closing the inherited socket does not end the parent's."""
+        """In a forked child, close the inherited socket and begin anew. The parent's connection stays open."""
         inherited = self._socket
         self._start(f"{self._name}/{os.getpid()}")
         if inherited is not None:
@@ -196,7 +196,7 @@ class AgentClient:
         return number
 
     def _connected(self) -> bool:
-        """Connect if there is no connection, without waiting. True if there is a connection then."""
+        """Connect if there is no connection, without waiting. Returns True if there is a connection afterwards."""
         if self._socket is not None:
             return True
         if time.monotonic() < self._next_call:
@@ -228,9 +228,9 @@ class AgentClient:
         self._unsent = self._unsent[sent:]
 
     def _read(self, patience: float) -> None:
-        """Wait up to `patience` seconds for answers, with the lock released, and note those that came.
+        """Wait up to `patience` seconds for answers, and note them, even those to requests of other threads.
 
-        Answers to requests of other threads are noted, too. Without a connection this waits at most RETRY seconds.
+        The lock is released during the wait. Without a connection this waits at most RETRY seconds.
         """
         if not self._connected():
             self._turn.wait(min(patience, RETRY))

@@ -38,10 +38,11 @@ async def serve_local(
     on_open: OnOpen = nothing,
     on_refused: OnRefused = nothing,
 ) -> AgentSocket:
-    """Listen on the Unix socket `path`, making its directory (mode 0700) if needed. A stale socket is replaced.
+    """Listen on the Unix socket `path`. Makes its directory (mode 0700) if needed. Replaces a stale socket.
 
-    Callbacks are as for `resile.wire.connection.serve`. Messages are of `WorkerMessage`, and `Attach` comes first.
-    Raises CannotListen if the directory cannot be made, belongs to another user or is open to others.
+    Callbacks are as for `resile.wire.connection.serve`. A process sends messages of `WorkerMessage`. The first one is
+    `Attach` or `WorkerReady`. Raises CannotListen if the directory cannot be made, belongs to another user or is open
+    to others.
     """
     endpoint = Endpoint(
         token=None,

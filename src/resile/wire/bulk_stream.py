@@ -33,7 +33,7 @@ M = TypeVar("M", bound=Message)
 
 
 class BulkStream:
-    """A connection, for one thread, to a peer that has proved that it holds the token. Made by `call` and `admit`."""
+    """A connection to a peer that holds the token. It is for one thread only. `call` and `admit` make it."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self._socket = sock
@@ -43,7 +43,7 @@ class BulkStream:
         self._socket.close()
 
     def cut(self) -> None:
-        """Shut the connection down: the thread that waits on it gets an error. Other threads call only this method."""
+        """Shut the connection down. A thread that waits on it gets an error. Other threads call only this method."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(
                 self._socket, socket.SHUT_RDWR
@@ -88,7 +88,7 @@ class BulkStream:
 
     @contextlib.contextmanager
     def _progress(self, deadline: float, what: str) -> Iterator[None]:
-        """Limit one wait for the peer to STALL seconds and to the deadline; `what` is the verb in the error."""
+        """Within this context, a wait ends after STALL seconds or at the deadline. `what` is the verb in the error."""
         left = _left(deadline)
         self._socket.settimeout(min(left, STALL))
         try:
@@ -100,7 +100,7 @@ class BulkStream:
 
 
 def call(replica_endpoint: ReplicaEndpoint, token: bytes, timeout: float = HANDSHAKE_DEADLINE) -> BulkStream:
-    """Connect to the agent at `replica_endpoint`; both sides have proved that they hold `token` when this returns.
+    """Connect to the agent at `replica_endpoint`. Returns once both sides have proved that they hold `token`.
 
     Raises CannotConnect if no agent answers in time, HandshakeRefused for a wrong token or certificate.
     """
@@ -157,7 +157,7 @@ def fingerprint(certificate: bytes) -> str:
 
 
 def _pinned(sock: socket.socket, replica_endpoint: ReplicaEndpoint, where: str) -> ssl.SSLSocket:
-    """Begin TLS. Raises HandshakeRefused unless the peer's certificate has the fingerprint of the endpoint."""
+    """Begin TLS on `sock`. Raises HandshakeRefused if the peer's certificate lacks the endpoint's fingerprint."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = OLDEST
     context.check_hostname = False

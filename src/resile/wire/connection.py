@@ -61,7 +61,7 @@ class Server:
 
     @property
     def connections(self) -> set[Connection]:
-        """The open connections whose peers have proved that they hold the token. The live set: do not change it."""
+        """The open connections whose handshake is finished. This is the server's own set, so do not change it."""
         return self._endpoint.connections
 
     def close(self) -> None:
@@ -93,15 +93,15 @@ async def serve(
 ) -> Server:
     """Listen on `host:port` (port 0 takes a free one, an empty host all IPv4 addresses).
 
-    `on_open(connection)` is called once a peer has proved that it holds `token`, then `on_message(connection, message)`
-    for every message, heartbeats included, then `on_close(connection, because)` once, however the connection ends.
-    `on_refused(peer, because)` is called for peers that do not prove that, but not for a failed TLS handshake, which
-    asyncio does not report. `on_bad_message(connection, body)` is called for bytes that are no message of `decode`, so
-    that the owner can answer them before the connection ends.
+    `on_open(connection)` is called when a peer has proved that it holds `token`. Then `on_message(connection, message)`
+    is called for every message, even a heartbeat. `on_close(connection, because)` is called once, however the
+    connection ends. `on_refused(peer, because)` is called if a peer does not prove that it holds `token`. If a TLS
+    handshake fails, nothing is called, because asyncio does not report it. `on_bad_message(connection, body)` is called
+    for bytes that are no message of `decode`. The owner can answer them before the connection ends.
 
-    `decode` is the message type, or union of types, that peers may send; `tls` comes from `resile.wire.tls`. The kernel
-    ends a connection whose sent bytes stay unacknowledged for `user_timeout` seconds. A peer has `deadline` seconds to
-    prove that it holds `token`, and is disconnected when it leaves `unsent_limit` bytes unread.
+    `decode` is the message type, or union of types, that peers may send. `tls` comes from `resile.wire.tls`. The kernel
+    ends a connection if sent bytes stay unacknowledged for `user_timeout` seconds. A peer has `deadline` seconds to
+    prove that it holds `token`. A peer that leaves `unsent_limit` bytes unread is disconnected.
 
     Raises:
         CannotListen: the address is in use, not ours or not resolvable.
@@ -153,9 +153,9 @@ async def connect(
 
     A message that the server sends at once may reach `on_message` before this returns.
 
-    Arguments are those of `serve`, except that `server_name` is the name in the server's certificate, if it is not
-    `host`, and `timeout` is in seconds, for name resolution, connection, TLS and handshake together. `on_close` is not
-    called when this raises.
+    Arguments are those of `serve` and two more. `server_name` is the name in the server's certificate; None for `host`.
+    `timeout` limits name resolution, connection, TLS and handshake together, in seconds. If this raises, `on_close` is
+    not called.
 
     Raises:
         CannotConnect: no server there, or no answer in time; trying again may help.

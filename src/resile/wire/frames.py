@@ -49,7 +49,7 @@ HEARTBEAT_FRAME = encode(HEARTBEAT)
 
 
 class FrameDecoder:
-    """Cuts a stream of bytes into frame bodies, whatever pieces it arrives in. Keeps nothing between whole frames."""
+    """Cuts a stream of bytes into frame bodies. The bytes may arrive in any pieces. Only a partial frame is kept."""
 
     __slots__ = ("_limit", "_rest")
 
@@ -109,7 +109,7 @@ def _one_line(text: str) -> str:
 
 
 class MessageDecoder:
-    """Decodes frame bodies to messages of one union of types. No value of another type is ever made of them."""
+    """Decodes frame bodies to messages of one union of types. It never makes a value of another type."""
 
     __slots__ = ("_decoder", "heartbeat")
 

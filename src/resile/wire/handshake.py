@@ -96,7 +96,7 @@ class ServerHandshake(_Handshake):
         super().__init__(token, f"the peer at {peer}")
 
     def feed(self, data: bytes) -> bytes:
-        """Take received bytes, return bytes to send. Raises HandshakeRefused: then send REFUSAL and disconnect."""
+        """Take received bytes, return bytes to send. If this raises HandshakeRefused, send REFUSAL and disconnect."""
         self._got += data
         answer = b""
         if not self._theirs:
@@ -125,7 +125,7 @@ class ClientHandshake(_Handshake):
         return MAGIC + self._mine
 
     def feed(self, data: bytes) -> bytes:
-        """Take received bytes, return bytes to send. Raises HandshakeRefused: then disconnect."""
+        """Take received bytes, return bytes to send. If this raises HandshakeRefused, disconnect."""
         self._got += data
         answer = b""
         if not self._theirs:

@@ -49,9 +49,9 @@ class JobDirectory:
         return (self.path / "job.json").exists()
 
     def create(self, spec: JobSpec, token: str | None = None) -> None:
-        """Write `spec` and `token` (None: a new one) to files of this directory, unless the files exist.
+        """Write `spec` and `token` to files of this directory. A file that exists is not changed.
 
-        Raises DirectoryError if that fails.
+        If `token` is None, a new token is made. Raises DirectoryError if the files cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -78,7 +78,7 @@ class RendezvousClient:
             return self.over(round_)
 
     def ready(self, step: int, timeout: float | None = None, *, holds: Round = NO_ROUND) -> WorkerAssignment:
-        """Report that this process is in no round, and return its assignment to the next one when it comes.
+        """Report that this process is in no round. Wait for its assignment to the next round, and return that.
 
         `step` is the number of steps completed. `holds` is the last round in which this process agreed with all members
         on one state. Raises ConnectionBroken if the agent is gone, TimeoutError if no assignment came within `timeout`
@@ -101,9 +101,9 @@ class RendezvousClient:
         raise TimeoutError(f"no round had a place for this process within {timeout:g} s")
 
     def complete(self, round_: Round, timeout: float) -> bool:
-        """Report that all members of `round_` have taken the last step, so that the round needs no newcomers.
+        """Report that all members of `round_` have taken the last step. After that, newcomers do not end the round.
 
-        Returns False if the round is over, because a member was lost or a newcomer joined before. Returns True if the
+        Returns False if a member was lost or a newcomer joined before, so that the round is over. Returns True if the
         master has noted the report, if there is no answer within `timeout` seconds, or if the agent is gone.
         """
         with contextlib.suppress(OSError):  # the agent hung up

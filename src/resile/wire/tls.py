@@ -44,8 +44,8 @@ def client_context(
 ) -> ssl.SSLContext:
     """The TLS context of a client. It trusts only servers whose certificate `ca` has signed.
 
-    With `check_name` False, the server's name in the certificate is not checked. This is for a `ca` that signs for one
-    job alone: the address of the job's master was not known when the certificate was made.
+    If `check_name` is False, the server's name in the certificate is not checked. Use that only if `ca` signs for one
+    job alone. The certificate of the job's master is made before the address of the master is known.
 
     Raises BadTLS as `server_context` does, or if only one of `certificate` and `key` is given.
     """
@@ -82,7 +82,7 @@ def _load_ca(context: ssl.SSLContext, ca: Path) -> None:
 
 
 def _readable(what: str, file: Path, mark: bytes) -> None:
-    """Raise BadTLS unless `file` is readable and contains `mark`. OpenSSL's errors name neither file nor problem."""
+    """Raise BadTLS unless `file` is readable and has `mark`, because OpenSSL's errors name neither file nor problem."""
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -92,7 +92,7 @@ def _readable(what: str, file: Path, mark: bytes) -> None:
 
 
 def _no_password(key: Path) -> Callable[[], str]:
-    """A callback that raises BadTLS if `key` is protected: OpenSSL itself would ask at the terminal and wait."""
+    """A callback that raises BadTLS. OpenSSL calls it if `key` has a password, instead of asking at the terminal."""
 
     def refuse() -> str:
         raise BadTLS(f"the TLS key {key} is protected by a password")

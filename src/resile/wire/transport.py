@@ -67,7 +67,7 @@ class Endpoint:
     ) -> None:
         """Set what the connections share. The callbacks are those of `resile.wire.connection.serve`.
 
-        With `token` None there is no handshake: on a Unix socket the credentials of the peer are checked instead.
+        If `token` is None, there is no handshake. Then the credentials of the peer on its Unix socket are checked.
         """
         if token is not None and not token:
             raise ValueError("the job token is empty")
@@ -119,7 +119,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def closed(self) -> bool:
-        """True if the connection has ended or is ending: nothing more will be sent or received."""
+        """True if the connection has ended or is ending. Then nothing more will be sent or received."""
         return self._because is not None
 
     @property
@@ -132,11 +132,11 @@ class Connection(asyncio.BufferedProtocol):
         return str(name[0]) if isinstance(name, tuple) else ""
 
     def send(self, message: Message) -> None:
-        """Send without waiting; does nothing if the connection has ended. Raises BadFrame for too long a message."""
+        """Send without waiting. Does nothing if the connection has ended. Raises BadFrame if `message` is too long."""
         self.send_frame(encode(message, self._endpoint.max_send))
 
     def send_frame(self, frame: bytes) -> None:
-        """Like `send`, for a frame that `encode` made once and that goes to many peers."""
+        """Like `send`, but for a frame that `encode` has made. The same frame can go to many peers."""
         if self._because is not None or self._transport is None or self._transport.is_closing():
             return
         if self._transport.get_write_buffer_size() > self._endpoint.unsent_limit:

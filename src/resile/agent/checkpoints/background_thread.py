@@ -35,9 +35,9 @@ class WorkThread:
     def submit(
         self, work: Callable[[], str], *buffers: Buffer, answer: Callable[[str], object] = lambda error: None
     ) -> None:
-        """Queue `work`, which uses `buffers` and returns why it failed, or an empty string.
+        """Queue `work`, which uses `buffers`. `work` returns an empty string, or why it failed.
 
-        The thread then calls `answer` with that string, or with a sentence about the exception that `work` raised.
+        Then the thread calls `answer` with this string. If `work` raises, `answer` gets a sentence about the exception.
         """
         future: Future[None] = Future()
         self.pending[future] = buffers

@@ -63,8 +63,8 @@ class CheckpointServer:
     ) -> None:
         """Serve processes at the socket `path`, once `start` is called.
 
-        `yield_memory` makes the agent free memory, and returns False if it freed none. `pause` gets the seconds to wait
-        between two tries to store what `flush` or `rescue` found.
+        `yield_memory` makes the agent free memory, and returns False if it freed none. `flush` and `rescue` call
+        `pause` with the seconds to wait before they try again to store a checkpoint.
         """
         self._socket = MemorySocket(path, self._on_message)
         self._pause = pause
@@ -135,8 +135,8 @@ class CheckpointServer:
         """Begin to store the checkpoints that ended processes left in memory.
 
         `what_next` is added to the log line about the stored checkpoint. New processes do not overwrite the newest
-        checkpoint of a rank until it is stored. The exception is a rank whose other buffer is still being stored: one
-        buffer of a rank must stay free for new saves, however long storage takes.
+        checkpoint of a rank until it is stored. They may overwrite it if the rank's other buffer is still being stored,
+        because one buffer must always be free for new saves.
         """
         held = {rank: [buffer.record() for buffer in buffers] for rank, buffers in self._buffers.items()}
         if held == self._flushed:
@@ -241,7 +241,7 @@ class CheckpointServer:
     def _take_over(self, buffers: list[Buffer]) -> None:
         """Begin to store the checkpoints in `buffers` that wait for storage, unless they are being stored already.
 
-        Called when a new process begins to fill `buffers`. The checkpoints are those of the process before it.
+        Called when a new process begins to fill `buffers`. An earlier process left the checkpoints.
         """
         for buffer in buffers:
             if buffer.wanted and buffer not in self._storing.claimed and buffer is not self._rescued:
@@ -271,7 +271,7 @@ class CheckpointServer:
         return ""
 
     def _room_for(self, need: int) -> str:
-        """Why there is no memory for `need` more bytes; empty if there is. Any thread may call this method."""
+        """Return why there is no memory for `need` more bytes; empty if there is memory. Any thread may call this."""
         own = [buffer for each in list(self._buffers.values()) for buffer in each]
         taken, untouched = self.replicas.sizes()
         taken, untouched = taken + sum(each.size for each in own), untouched + sum(each.untouched for each in own)
@@ -280,10 +280,10 @@ class CheckpointServer:
     def _do(
         self, thread: WorkThread, peer: Peer, number: int, sequence: int, kind: type[Stored] | type[ReplicaSent]
     ) -> None:
-        """Queue what the process `peer` asked for: to store or to copy the save `sequence` in its buffer `number`.
+        """Let `thread` store or copy the save `sequence`, which is in buffer `number` of the process `peer`.
 
-        The work is to store the buffer if `kind` is Stored, and to copy it to the partner if `kind` is ReplicaSent. The
-        process always gets an answer of type `kind`, also if the work fails.
+        If `kind` is Stored, the save goes to storage. If `kind` is ReplicaSent, it goes to the partner. The process
+        always gets an answer of type `kind`, also if the work fails.
         """
         loop, local_rank = asyncio.get_running_loop(), peer.local_rank or 0
 

@@ -124,7 +124,7 @@ class ReplicaServer:
                     stream.cut()
 
     def close(self) -> None:
-        """Stop listening. The memory is freed when this process ends, because a thread may be writing to it."""
+        """Stop listening. The memory stays until this process ends, because a thread may be writing to it."""
         self._closed.set()
         if self._listener is not None:
             with contextlib.suppress(OSError):
@@ -204,8 +204,8 @@ class ReplicaServer:
     def _turn(self, copy: ReplicaOffer, stream: BulkStream) -> Iterator[bool]:
         """Lock the buffers of the local rank of `copy`. Yields False if the lock is not free within GIVE_WAY seconds.
 
-        Another copy of the same local rank that is still being received is cut off first, if its round is the same or
-        older. A node sends one copy at a time, so the sender of that other copy was lost or hangs.
+        If another copy of this local rank is still being received, it is cut off first, unless its round is newer. The
+        sender of that copy was lost or hangs, because a node sends one copy at a time.
         """
         with self._guard:
             lock = self._locks.setdefault(copy.local_rank, threading.Lock())
@@ -276,10 +276,9 @@ class ReplicaServer:
         return f"it is of round {copy.round}, and this node is in round {self._round}"
 
     def _forget_older(self, copy: ReplicaOffer) -> None:
-        """Free the replicas of the sending node's ranks that have sent none since the round of `copy` began.
+        """Free the replicas of ranks that sent none in the round of `copy`, if the rank of `copy` has sent two in it.
 
-        Does nothing until the rank of `copy` has sent two replicas in that round: a second save begins only after all
-        ranks have sent the first, so no rank can need an older round.
+        A second save begins only after all ranks have sent the first. Then no rank needs replicas of an older round.
         """
         newest = {
             rank: max((self._arrivals[each].round for each in pair if each in self._arrivals), default=NO_ROUND)

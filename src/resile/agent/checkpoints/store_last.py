@@ -24,7 +24,7 @@ Held = tuple[Buffer, Record]
 def left_in(ranks: Iterable[list[Buffer]]) -> tuple[list[Held], list[Held]]:
     """Find checkpoints that still have to be stored: the newest of each rank, and the older ones.
 
-    `ranks` has the buffers of each rank. Buffers without such a checkpoint are released.
+    `ranks` has the buffers of each rank. Buffers with no such checkpoint are released for new saves.
     """
     newest: list[Held] = []
     older: list[Held] = []
@@ -39,7 +39,7 @@ def left_in(ranks: Iterable[list[Buffer]]) -> tuple[list[Held], list[Held]]:
 def whole_in(ranks: Iterable[list[Buffer]]) -> Held | None:
     """The newest complete step that living processes have saved and that is not in storage; None if there is none.
 
-    Ranks that are storing a buffer are passed over: their process needs the other buffer for its next save.
+    A rank that is storing one buffer is skipped, because its process needs the other buffer for the next save.
     """
     found = []
     for buffers in ranks:
@@ -62,8 +62,8 @@ def store_last(
 ) -> str:
     """Store the checkpoints `newest`. If their step is then not complete in storage, store `older` too.
 
-    A store that fails is tried again as often as there are `pauses`, which are shared by all stores: `pause` is called
-    with each. Returns every reason why a store failed, or an empty string. `what_next` ends the log line about the
+    After a failure, `pause` is called with the next of `pauses`, and the store is tried again. All stores share
+    `pauses`. Returns every reason why a store failed, or an empty string. `what_next` ends the log line about the
     stored checkpoint. All buffers are released at the end.
     """
     left = iter(pauses)
@@ -86,10 +86,10 @@ def store_last(
 
 
 def _unstored(buffer: Buffer, siblings: list[Buffer]) -> Record | None:
-    """The record of the checkpoint in `buffer`, if that has to be stored; else release `buffer` and return None.
+    """Return the record of the checkpoint in `buffer` if it has to be stored. Else release `buffer` and return None.
 
-    The checkpoint has to be stored if it can be, and is newer than all checkpoints of `siblings` (the rank's buffers)
-    in storage.
+    The checkpoint has to be stored if its layout allows that, and if storage has only older checkpoints of
+    the rank. `siblings` are all buffers of the rank.
     """
     record = buffer.record()
     try:

@@ -96,7 +96,7 @@ def tail_of(path: str, limit: int = MAX_LOG_TAIL) -> bytes:
 
 
 def read_error_file(path: str) -> ErrorFile:
-    """The error that `@record` wrote to a file, in either of its two formats; empty fields if it cannot be read."""
+    """Read an error that `@record` of torch wrote, in either of its formats. Fields are empty if there is none."""
     data = _read(path, MAX_ERROR_FILE + 1)
     if not data or len(data) > MAX_ERROR_FILE:
         return ErrorFile()

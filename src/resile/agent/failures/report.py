@@ -62,7 +62,7 @@ def report(
     log_file: str = "",
     width: int = WIDTH,
 ) -> str:
-    """Format a report of `failure`, the first failure of a run, for people. Returns it without a final newline.
+    """Format a report for people about `failure`, the first failure of a run. Returns it without a final newline.
 
     `node` is where `failure` happened. At most `SHOWN_OTHERS` of the failures `others` are added in short.
     """

@@ -40,7 +40,7 @@ class Forks:
         return len(self._lines)
 
     def ask(self, old: Standby, answered: Answered) -> bool:
-        """Ask `old` to fork a standby; call `answered` when it is ready or lost. False if no socket can be opened."""
+        """Let `old` fork a standby. Calls `answered` when the fork is ready or lost. False if no socket can be made."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError:
@@ -53,7 +53,7 @@ class Forks:
         return True
 
     def rest(self) -> list[Standby]:
-        """Wait for the standbys that are being forked, and return those that get ready within COLLECT_WITHIN each.
+        """Wait for the standbys that are being forked, at most COLLECT_WITHIN seconds each. Returns the ready ones.
 
         Their callbacks (`answered`) are not called.
         """

@@ -52,7 +52,7 @@ class Unfit(Exception):
 
 
 class Changed(Unfit):
-    """A file has changed since this template read it. A new template may serve."""
+    """A file has changed since this template read it. A new template may be fit."""
 
 
 class NotWanted(Unfit):
@@ -60,7 +60,7 @@ class NotWanted(Unfit):
 
 
 class Unripe(Unfit):
-    """A module can only be imported by the training process itself. A template that leaves it out may serve."""
+    """A module can only be imported by the training process itself. A template without this module may be fit."""
 
     def __init__(self, module: str, variable: str) -> None:
         super().__init__(f"{module} reads {variable} when it is imported")
@@ -162,7 +162,7 @@ class Script:
 
 
 class Start:
-    """Turns this interpreter into a training process, by `begin`. All standbys of a template begin in the same way."""
+    """Turns this interpreter, which is a template or a standby, into a training process when `begin` is called."""
 
     def __init__(self, script: Script, files: Mapping[str, tuple[int, int]], score: int) -> None:
         self._script = script
@@ -202,7 +202,7 @@ class Start:
 
 
 class _Watched(type(os.environ)):  # type: ignore[misc]
-    """An `os.environ` that adds a variable to `asked` when an import reads it, if the variable is in `changing`."""
+    """An `os.environ` that notes in `asked` which of the variables `changing` are read."""
 
     changing: frozenset[str] = frozenset()
     asked: set[str] = set()  # noqa: RUF012 - there is one environment
@@ -220,7 +220,7 @@ class _Watched(type(os.environ)):  # type: ignore[misc]
 
 
 def _import(names: Iterable[str], needed: set[str], changing: Iterable[str]) -> None:
-    """Import the modules `names`. Errors are ignored, unless the module is in `needed`: the script will get them too.
+    """Import the modules `names`. Ignores errors of modules that are not `needed`, because the script gets them too.
 
     Raises:
         Unfit: a module in `needed` cannot be imported.
@@ -298,8 +298,7 @@ def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
     """Fork a standby whenever the agent asks for one on `line`, until the agent asks this process to begin.
 
     Then this process runs the script, and the function returns when the script has ended. Standbys run this loop too. A
-    process in between, which ends at once, forks the standby. So the standby is an orphan, which the process `agent`
-    adopts.
+    helper process forks the standby and ends at once, so that the process `agent` adopts the standby.
     """
     while True:
         word, descriptors = _hear(line)
@@ -352,7 +351,7 @@ def _take_over(stream: int, descriptor: int) -> None:
 
 
 def _be_another() -> None:
-    """Make new random seeds and keys, which must differ between processes; forget which modules were not found."""
+    """Make new random seeds and keys, as these must differ between processes. Forget which modules were not found."""
     importlib.invalidate_caches()
     modules: dict[str, Any] = sys.modules  # only modules that were imported
     if (numbers := modules.get("random")) is not None:

@@ -148,7 +148,7 @@ class StandbyPool:
         return taken
 
     def wait_for(self, environment: Mapping[str, str], come: Come) -> Callable[[], None] | None:
-        """Let a process with the variables `environment` wait for a standby, forked now or after the running import.
+        """Queue a process with the variables `environment` for a standby, which is forked now or after the imports.
 
         `come` is called with the standby, or with None if none comes. Returns a function that cancels the wait. If no
         standby can be forked, returns None and never calls `come`.
@@ -359,7 +359,7 @@ class StandbyPool:
     # when it goes wrong -----------------------------------------------------------------------------------------------
 
     def _failed(self, why: str) -> None:
-        """Call `warm` again after a pause, or give up after MAX_FAILURES failures. `why` goes to the log.
+        """Log the failure `why` and call `warm` after a pause. Give up standbys after MAX_FAILURES failures in a row.
 
         Processes that wait for a standby start from scratch. Failures before the next call of `warm` count as one.
         """
@@ -427,9 +427,9 @@ class StandbyPool:
             self._timer = None
 
     def _tell(self, *, measured: bool = False) -> None:
-        """Call `changed` with the number of standbys and the memory that they take with their template.
+        """Call `changed` with the number of standbys and the memory of standbys and template.
 
-        With `measured`, the memory is measured anew and logged. Otherwise the last measurement is used.
+        If `measured`, the memory is measured anew and logged. Otherwise the last measurement is used.
         """
         all_ = [*self._ready, *([self._template] if self._template is not None else [])]
         memory = self.facts.memory if all_ else Bytes(0)

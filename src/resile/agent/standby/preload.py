@@ -105,7 +105,7 @@ class Preload:
         return new
 
     def imported(self, new: Standby, words: Mapping[str, Any]) -> None:
-        """Measure and log the memory of `new`, a template that reports (`words`) which modules it has imported."""
+        """Measure and log the memory of a template that has finished its imports. `words` is its report of them."""
         self._need = Bytes(max(kernel_calls.memory_of(new.pid), 1))
         names = [name for name in words["modules"] if not name.startswith("torch.")]
         took = self._loop.time() - self._began

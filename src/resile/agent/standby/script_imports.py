@@ -43,7 +43,7 @@ class Source(NamedTuple):
 def read(paths: Sequence[str], root: str) -> Source:
     """Find out what a program imports of torch, and whether it sets environment variables before that.
 
-    Reads the files `paths` in order, and the program's own modules in `root` that they import.
+    Reads the files `paths` in order, and the modules in the directory `root` that these files import.
     """
     reader = _Reader(root)
     for path in paths:
@@ -53,7 +53,7 @@ def read(paths: Sequence[str], root: str) -> Source:
 
 
 def files_of(module: str, roots: Sequence[str]) -> list[str]:
-    """The files that `python -m MODULE` executes, packages first; empty if `roots` have none. Imports nothing."""
+    """The files that `python -m MODULE` executes, packages first; empty if they are not in `roots`. Imports nothing."""
     *packages, _ = parts = module.split(".")
     for root in roots:
         stem = os.path.join(root or os.curdir, *parts)
@@ -123,7 +123,7 @@ class _Reader:
 
 
 def _in_order(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes of a tree in the order of the source, also those in functions, as these may be called."""
+    """Yield all nodes of a tree in the order of the source, also those in functions, which may be called."""
     for child in ast.iter_child_nodes(tree):
         yield child
         yield from _in_order(child)

@@ -30,7 +30,7 @@ COLLECT_WITHIN = 2.0
 
 
 class Standby:
-    """A child process of the agent that is a template or a standby, with the socket to it."""
+    """A template or a standby: a child process of the agent, with the socket to it."""
 
     def __init__(self, pid: int, line: socket.socket) -> None:
         """The process `pid` must be a child of this process and lead a process group; `line` is the socket to it."""
@@ -168,11 +168,11 @@ def die_with_agent(agent: int) -> Callable[[], None]:
 class StartOrder:
     """The message that turns a standby into a training process: command, environment and streams.
 
-    It has open descriptors, which its maker closes by `give` or `close`.
+    It has open descriptors. Its maker must call `give` or `close`, which close them.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> None:
-        """`streams` are file descriptors, which are duplicated: the caller closes its own. Raises OSError."""
+        """Duplicates the file descriptors `streams`, so the caller still has to close its own. Raises OSError."""
         with contextlib.ExitStack() as undo:
             words = os.memfd_create("resile-order", os.MFD_CLOEXEC)
             undo.callback(os.close, words)
@@ -188,8 +188,8 @@ class StartOrder:
     def give(self, standby: Standby) -> None:
         """Send the message to `standby` and close the message's descriptors here.
 
-        If it cannot be sent, or the standby does not confirm it within BEGIN_WITHIN seconds, the standby is killed. The
-        caller then gets the callback `on_end` of `Standby.watch`.
+        The standby is killed if the message cannot be sent, or if the standby does not confirm it within BEGIN_WITHIN
+        seconds. Then the callback `on_end` of `Standby.watch` is called.
         """
         try:
             standby.send(BEGIN, self._descriptors)

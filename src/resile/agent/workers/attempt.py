@@ -70,10 +70,10 @@ class Attempt:
         number: int,
         on_end: Callable[[int | None, str, list[WorkerFailure]], None],
     ) -> None:
-        """`round_` is NO_ROUND, and `assignment` a stand-in, for processes that are started before there is a round.
+        """If the processes start before there is a round, `round_` is NO_ROUND and `assignment` is a stand-in.
 
         `number` counts the attempts before this one on this node. `on_end` is called for every process that ends, with
-        its local rank (None if no process could be started), its name and the failures that its end shows.
+        its local rank, its name and the failures that its end shows. The rank is None if no process could be started.
         """
         self.round = round_
         self.assignment = assignment
@@ -145,7 +145,7 @@ class Attempt:
         await self._group.stop(grace, number)
 
     def enter(self, round_: Round, assignment: RoundAssignment, local_ranks: list[int]) -> None:
-        """Record that the processes `local_ranks` are in `round_` now. Their order is that of their global ranks."""
+        """Record that the processes `local_ranks` are in `round_` now. They are in the order of their global ranks."""
         self.round, self.assignment = round_, assignment
         self.ranks = {local_rank: assignment.first_rank + number for number, local_rank in enumerate(local_ranks)}
 
@@ -245,10 +245,10 @@ class Attempt:
 
 
 def _without_signal(failure: WorkerFailure, asked: int) -> WorkerFailure:
-    """Put exit code 1 in place of the signal of `failure`, if that is `asked` or SIGKILL, which the agent sends.
+    """Replace the signal of `failure` by exit code 1, if the agent may have sent that signal (`asked` or SIGKILL).
 
-    The process had recorded its error before the signal came, so that the signal would mislead. A failure for lack of
-    memory is returned unchanged.
+    Call this only if the process recorded its error before the agent sent a signal, because the signal would mislead
+    then. A failure for lack of memory is returned unchanged.
     """
     if failure.oom or failure.signal not in (asked, signal.SIGKILL):
         return failure

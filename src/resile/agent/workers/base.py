@@ -17,7 +17,7 @@ from resile.protocol.worker_to_agent import WorkerReady
 
 
 class Line(Protocol):
-    """The connection on which a worker said that it is ready."""
+    """The connection of a worker to the agent. The worker has sent WorkerReady on it."""
 
     def send(self, message: Message, /) -> None: ...
 
@@ -25,7 +25,7 @@ class Line(Protocol):
 
 
 class Standing(NamedTuple):
-    """What a Hello says about the workers of its node."""
+    """The state of a node's workers, as the agent's first message to the master (Hello) reports it."""
 
     running: bool
     """True if the workers are in the newest round, or are being started for it."""
@@ -45,22 +45,22 @@ class Workers(Protocol):
 
     @property
     def is_training(self) -> bool:
-        """True if the workers are training. They go on while the master is away, so the agent does not give up then."""
+        """True if the workers are training. While they are, the agent does not give up when the master is away."""
 
     def standing(self) -> Standing: ...
 
     def is_news(self, over: Round) -> bool:
-        """True if the workers have not left the round `over` yet, so that its end concerns them."""
+        """True if the end of the round `over` concerns the workers, because they have not left that round yet."""
 
     def on_welcome(self) -> None:
-        """Send a master that has admitted this node what an earlier master may not have received."""
+        """Handle that the master has admitted this node. Send again what an earlier master may not have received."""
 
     def on_round_formed(self, round_: Round, assignment: RoundAssignment) -> None: ...
 
     def on_round_over(self, over: RoundOver) -> None: ...
 
     def on_round_complete(self, round_: Round) -> None:
-        """Handle that the master has noted that all members of `round_` took the last step."""
+        """Handle the master's message that `round_` is complete, because all its members took the last step."""
         return
 
     def on_state_held(self, round_: Round) -> None:
@@ -71,7 +71,7 @@ class Workers(Protocol):
         return
 
     def on_stopped(self, following: tuple[Round, RoundAssignment] | None) -> None:
-        """Start processes in the round `following`; if it is None, ask for a round. All old processes are gone."""
+        """Start processes in the round `following`; if None, ask for a round. Called after all old processes ended."""
 
     def on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
         """Handle the end of a process. `failures` is empty if the end is no failure.
@@ -85,7 +85,7 @@ class Workers(Protocol):
         return
 
     def on_close(self, line: Line) -> None:
-        """Handle that a process closed the connection on which it had said that it is ready."""
+        """Handle that a worker closed its connection `line`."""
         return
 
     def stop(self) -> None:

@@ -75,7 +75,7 @@ class ElasticWorkers:
         leave_within: float,
         ready_within: float,
     ) -> None:
-        """Take over the processes of `before`, which live on from now on when a round ends.
+        """Take over the processes of `before`. From now on, they live on when a round ends.
 
         `rescue` is called when a node is lost, and begins to store what the processes have saved. A process has
         `leave_within` seconds to leave a round that is over, and `ready_within` seconds to get ready.
@@ -243,7 +243,7 @@ class ElasticWorkers:
         self._settle()
 
     def on_last_step(self, line: Line, message: LastStepTaken) -> None:
-        """Report that all ranks took the last step of the round. A process that was told its end is not answered."""
+        """Report that all ranks took the last step. Does nothing if the process knows that the round is over."""
         worker = self._by_line.get(line)
         if worker is None or not isinstance(worker.state, Member) or worker.state.round != message.round:
             return
@@ -417,7 +417,7 @@ class ElasticWorkers:
             self._hung.expect_to_leave(worker, Event.ROUND_OVER, member)
 
     def _settle(self) -> None:
-        """Ask for a round with the processes that are ready; while a round runs, report that more are ready."""
+        """Ask for a round for the processes that are ready. If a round is running, report that they are ready."""
         if not self._stays:
             return
         ready = [state for _, state in self._workers.in_state(Ready)]

@@ -69,7 +69,7 @@ def worker_environment(
     agent_socket: str,
     worker: str,
 ) -> dict[str, str]:
-    """All variables of the process with `local_rank`, from the agent's own (`base`) and the assignment `place`.
+    """Make the environment of the process `local_rank` from the agent's own (`base`) and the assignment `place`.
 
     All nodes have one role, so ROLE_RANK is the global rank, as torchrun sets it. Raises NoDeviceError if
     `--virtual-local-rank` finds fewer GPUs in CUDA_VISIBLE_DEVICES than there are processes.

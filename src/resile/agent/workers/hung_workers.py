@@ -46,9 +46,9 @@ class HungWorkers:
         leave_within: float,
         ready_within: float,
     ) -> None:
-        """`go_on` is called when siblings need not wait for a worker any longer.
+        """`go_on` is called when the other workers of the node need not wait for a worker any longer.
 
-        A process has `leave_within` seconds (the recovery budget) to leave a round, `ready_within` to get ready.
+        A process has `leave_within` seconds (the recovery budget) to leave a round, and `ready_within` to get ready.
         """
         self._workers = workers
         self._kill = kill
@@ -76,14 +76,14 @@ class HungWorkers:
         worker.set_deadline(self._leave_within, self._never_left)
 
     def let_finish(self, worker: Worker, event: Event, state: InRound) -> None:
-        """Let a worker that needs no round any more store, evaluate or end. It is not killed."""
+        """Let a worker finish (store, evaluate, end), because it needs no more rounds. The worker is not killed."""
         worker.on(event, Finishing(state.round))
         worker.set_deadline(self._leave_within, self._detach)
 
     def on_state_found(self) -> None:
-        """Give stuck workers only the usual time (`leave_within`) to leave their round, from now on.
+        """Give stuck workers only `leave_within` more seconds to leave their round.
 
-        Called when another worker of this node, which has the state, has left its round.
+        Called when another worker of this node has left its round and has the state of the training.
         """
         for worker, stuck in self._workers.in_state(Stuck):
             self.expect_to_leave(worker, Event.STATE_FOUND, stuck)

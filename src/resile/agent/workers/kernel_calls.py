@@ -39,7 +39,7 @@ def die_with(parent: int) -> bool:
 
 
 def adopt_orphans(on: bool) -> None:
-    """Let descendants whose parent ends become children of this process; stop that if not `on`."""
+    """Choose whether descendants of this process become its children when their parent ends."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
@@ -87,7 +87,7 @@ def set_oom_score(score: int) -> None:
 def yield_cpu() -> int:
     """Lower the CPU priority of this process, and return the previous priority.
 
-    Does not lower it if this process would not be allowed to raise it again.
+    The priority is not lowered if this process would not be allowed to raise it again.
     """
     before = os.getpriority(os.PRIO_PROCESS, 0)
     lower = min(before + _LOWER, 19)
@@ -116,8 +116,8 @@ def memory_of(pid: int) -> int:
 def adopted(name: str) -> list[int]:
     """Pids of children that this process may have adopted, also of ended ones; empty where the kernel cannot tell.
 
-    A child counts as adopted if its short name (`comm`) is `name`, or if it neither leads its process group nor is
-    in the group of this process.
+    A child counts as adopted if its short name (`comm`) is `name`, or if its process group is neither its own nor that
+    of this process.
     """
     found = []
     with contextlib.suppress(OSError):

@@ -38,9 +38,9 @@ class WorkerLauncher:
         on_end: Callable[[int | None, list[WorkerFailure]], None],
         on_stopped: Callable[[tuple[Round, RoundAssignment] | None], None],
     ) -> None:
-        """`on_end` gets the local rank of each process that ends (None if none could be started), and its failures.
+        """`on_end` gets the local rank and failures of each process that ends. The rank is None if the start failed.
 
-        `on_stopped` is called when all processes are gone, with the round to start in (None if none was formed).
+        `on_stopped` is called when all processes are gone. It gets the round to start in, or None if none was formed.
         """
         self._node = node
         self._relay = relay
@@ -150,7 +150,7 @@ class WorkerLauncher:
         self._attempts += 1
 
     def idle(self) -> None:
-        """Log, after a while, that the node waits for a round, and warm up standbys meanwhile."""
+        """Use the wait for a round to warm up standbys, and log after a while that the node waits."""
         self._waits.joined(again=self._attempts > 0)
         self._node.standbys.later(IDLE_FOR)
 

@@ -46,10 +46,10 @@ class Outlet(NamedTuple):
 
 
 class Tail:
-    """The last bytes that one process printed, of both streams in the order in which they were read."""
+    """The last bytes that one process printed to stdout and stderr, in the order in which they were read."""
 
     def __init__(self, *files: Path) -> None:
-        """`files` are logs that the process itself writes. `read` reads them, because `add` does not get them."""
+        """`files` are logs that the process itself writes. `add` does not get that output, so `read` reads it."""
         self._files = files
         self._chunks: deque[bytes] = deque()
         self._held = 0
@@ -62,7 +62,7 @@ class Tail:
             self._held -= len(self._chunks.popleft())
 
     def read(self) -> bytes:
-        """The last bytes of each of `files`, then those given to `add`: about `MAX_LOG_TAIL` bytes of each source."""
+        """About `MAX_LOG_TAIL` bytes from the end of each log file, then as many of the last bytes given to `add`."""
         return b"".join([*(tail_of(str(path)) for path in self._files), *self._chunks])
 
 
@@ -107,7 +107,7 @@ class Stream:
 
 
 class Output:
-    """Moves the output of a node's processes to the console and to files. `close` writes what is left before exit."""
+    """Moves the output of a node's processes to the console and files. To write the rest before exit, call `close`."""
 
     def __init__(self, words_to: int = STDERR) -> None:
         self._lock = threading.Lock()
@@ -156,7 +156,7 @@ class Output:
         self._poke()
 
     def say(self, words: str) -> None:
-        """Print a line of the agent's own. Never waits; if the console does not read, older lines are dropped."""
+        """Print a line of the agent itself. Never waits. If the console does not read, older lines are dropped."""
         data = words.encode(errors="replace") + b"\n"
         with self._lock:
             self._words.append(data)
@@ -227,7 +227,7 @@ class Output:
         return some
 
     def _write(self, stream: Stream) -> None:
-        """Write what `take` returns. The lock is not held while this method waits for the console or the disk."""
+        """Write what `stream.take` returns. The lock is not held during a wait for the console or the disk."""
         with self._lock:
             data = stream.take(everything=self._closing)
             over = stream.ended and not stream.unwritten
@@ -263,7 +263,7 @@ class OutputLines(logging.Handler):
 
 
 def console(stream: str) -> int:
-    """The descriptor of this process's `stdout` or `stderr`. Python's own buffer of it is flushed first."""
+    """The descriptor of this process's `stdout` or `stderr`. Python's buffer of this stream is flushed first."""
     file = getattr(sys, stream)
     with contextlib.suppress(OSError, ValueError):
         file.flush()

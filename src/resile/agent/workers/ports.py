@@ -16,7 +16,7 @@ class NoFreePort(Exception):
 
 
 def free_port(environ: Mapping[str, str] = os.environ) -> int:
-    """A port that no process listens on; one of `HOST_PORTS` if that is set. Raises NoFreePort if none is free."""
+    """A port that no process listens on. It is one of `HOST_PORTS` if `environ` has that. Raises NoFreePort."""
     for port in _candidates(environ):
         with socket.socket() as probe:
             # As the store itself does, so that closed connections of the last store do not matter.

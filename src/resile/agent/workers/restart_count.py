@@ -25,14 +25,14 @@ class RestartCount:
         self._last_round: Round = NO_ROUND
 
     def count(self, placed: Round) -> None:
-        """Count a failure; `placed` is the round that the process was in, or NO_ROUND."""
+        """Count a failure of a process; `placed` is its round, or NO_ROUND if it was in none."""
         if placed == NO_ROUND or placed != self._last_round:
             self._failures.append(self._clock())
         self._last_round = placed or self._last_round
 
     @property
     def is_spent(self) -> bool:
-        """True if the last failure was one too many, so that the master will end the job."""
+        """True if the window holds more failures than are allowed. The master will then end the job."""
         since = self._clock() - self._window
         return sum(at > since for at in self._failures) > self._allowed
 

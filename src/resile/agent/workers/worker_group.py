@@ -97,7 +97,7 @@ class WorkerGroup:
         return len(self._alive) + len(self._awaited)
 
     def start(self, spawns: Sequence[Spawn]) -> None:
-        """Start a process for each of `spawns`. Before CannotStart is raised, those already started are killed."""
+        """Start a process for each of `spawns`. If one cannot be started, kills the others and raises CannotStart."""
         try:
             for local_rank, spawn in enumerate(spawns):
                 self._start(local_rank, spawn)
@@ -216,7 +216,7 @@ class WorkerGroup:
         self._standbys.begin(standby, spawn.command, spawn.environment, streams, begun, lost)
 
     def pass_on(self, number: int) -> None:
-        """Send a signal to every process but not to its children: data loaders must live until the last save."""
+        """Send a signal to every process, but not to its children, as data loaders must live until the last save."""
         for worker in self._alive.values():
             if worker.fallen:
                 _signal_group(worker.process.pid, number)
@@ -225,7 +225,7 @@ class WorkerGroup:
                     signal.pidfd_send_signal(worker.pidfd, number)
 
     async def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Send signal `number` to all; kill them after `grace` s. Returns when they and their children are gone."""
+        """Send signal `number` to all, and SIGKILL after `grace` s. Returns when all and their children are gone."""
         self._asked = number
         self.pass_on(number)
         self._call_off(list(self._awaited), number)
@@ -243,7 +243,7 @@ class WorkerGroup:
             _signal_group(worker.process.pid, signal.SIGKILL)
 
     def _call_off(self, local_ranks: list[int], number: int) -> None:
-        """Cancel the waits of `local_ranks` for standbys, and report for each that signal `number` ended it."""
+        """For each of `local_ranks` that waits for a standby, cancel the wait and report an end by signal `number`."""
         for local_rank in local_ranks:
             call_off = self._awaited.get(local_rank)
             if call_off is not None:
@@ -259,7 +259,7 @@ class WorkerGroup:
         """Handle the end of the process that is watched for a local rank.
 
         If the stop signal ended a training process, the rest of its process group gets the signal too and is watched.
-        The end of the local rank is reported when no process of the group is left.
+        The end of the local rank is then reported only when no process of the group is left.
         """
         worker = self._alive[local_rank]
         self._loop.remove_reader(worker.pidfd)
@@ -294,7 +294,7 @@ def _cannot_start(spawn: Spawn, error: OSError) -> str:
 
 
 def stdin() -> int | None:
-    """The stdin of training processes: the agent's own (None), or /dev/null if that is a terminal."""
+    """What training processes get as stdin: the agent's stdin (None), or /dev/null if the agent's is a terminal."""
     # The kernel silently stops a background process group that reads from its terminal.
     terminal = sys.__stdin__ is not None and not sys.__stdin__.closed and sys.__stdin__.isatty()
     return subprocess.DEVNULL if terminal else None
@@ -314,7 +314,7 @@ def _fell_to(number: int, pid: int) -> bool:
 
 
 def _rest_of_group(group: int) -> int | None:
-    """A pidfd of any living process of the group; None if there is none. Reads all of /proc."""
+    """A pidfd of any living process of a process group; None if no process of it lives. Reads all of /proc."""
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         if _lives_in(group, pid):
             with contextlib.suppress(ProcessLookupError):

@@ -19,7 +19,7 @@ from resile.api.ids import NO_ROUND, Round
 
 
 class Starting(NamedTuple):
-    """The process runs, or waits for a standby, and has not said that it is ready."""
+    """The process was started, or will be when a standby is free. It has not yet told the agent that it is ready."""
 
     expected_in: Round = NO_ROUND
     """The round that the process was started for; NO_ROUND if it was started before there was a round."""
@@ -44,21 +44,21 @@ class Member(NamedTuple):
 
 
 class Completing(NamedTuple):
-    """The process took the last step of its round, and asks whether the master has noted it before the round ended."""
+    """The process took the last step of its round. It waits to hear if the master noted this before the round ended."""
 
     line: Line
     round: Round
 
 
 class Leaving(NamedTuple):
-    """The process was told that its round is over, and has a deadline to leave it."""
+    """The process was told that its round is over. It must leave the round before a deadline."""
 
     line: Line
     round: Round
 
 
 class Stuck(NamedTuple):
-    """The process did not leave its round in time. It gets more time, as it may be the only one with the state."""
+    """The process did not leave its round in time. It gets more time because it may be the only one with the state."""
 
     line: Line
     round: Round
@@ -71,7 +71,7 @@ class Finishing(NamedTuple):
 
 
 class Detached(NamedTuple):
-    """The process took the last step long ago and neither ended nor got ready: its siblings go on without it."""
+    """The process took the last step long ago, but neither ended nor got ready. Other processes go on without it."""
 
     round: Round
 
@@ -81,7 +81,7 @@ class Failed(NamedTuple):
 
 
 class Dismissed(NamedTuple):
-    """The process is being killed because it is not needed any more. How it ends is no failure."""
+    """The process is being killed because it is not needed any more. Its end does not count as a failure."""
 
 
 class Ended(NamedTuple):
@@ -168,7 +168,7 @@ class Worker:
         self._deadline: asyncio.TimerHandle | None = None
 
     def on(self, event: Event, to: State) -> None:
-        """Pass into the state `to` by `event` and cancel the deadline. Does neither if it raises IllegalTransition."""
+        """Go to the state `to` by `event`, and cancel the deadline. If IllegalTransition is raised, nothing changes."""
         self.state = transition(self.state, event, to)
         self.cancel_deadline()
 
@@ -197,7 +197,7 @@ class WorkerList(list[Worker]):
         return [worker for worker in self if isinstance(worker.state, InRound)]
 
     def last_in(self, round_: Round) -> list[Worker]:
-        """The workers that are in this round, or detached after its last step."""
+        """The workers in this round, and those that are `Detached` since its last step."""
         return [
             worker for worker in self if isinstance(worker.state, InRound | Detached) and worker.state.round == round_
         ]
@@ -205,8 +205,8 @@ class WorkerList(list[Worker]):
     def all_took_last_step(self, round_: Round) -> bool:
         """True if all workers of `last_in(round_)` took the last step of the round. False if there are no such workers.
 
-        While this is True, a newcomer must wait: in a round of its own it would have no state, and train all over
-        again.
+        While this is True, a newcomer must wait. In a new round without these workers, it would have no state and
+        would train from the beginning.
         """
         workers = self.last_in(round_)
         return bool(workers) and all(isinstance(worker.state, Finishing | Detached) for worker in workers)

@@ -52,7 +52,7 @@ def crd(definition: Definition, *, cel: bool = False) -> Object:
 
 
 def cel_patch(definition: Definition) -> list[Object]:
-    """The JSON patch (RFC 6902) that adds the validation rules in CEL to the result of `crd` without `cel`."""
+    """The JSON patch (RFC 6902) that adds the validation rules in CEL to `crd(definition, cel=False)`."""
     root = "/spec/versions/0/schema/openAPIV3Schema"
     grouped: dict[tuple[str, ...], list[Object]] = {}
     for rule in definition.rules:

@@ -28,7 +28,7 @@ LIST_TYPE = "x-kubernetes-list-type"
 
 
 def schema_of(kind: type) -> Schema:
-    """The schema of a resource type, or of a type inside one, as plain data; raises `TypeError` if it has none."""
+    """The schema of the type of a resource or of a field, as plain data. Raises `TypeError` if there can be none."""
     return _schema(inspect.type_info(kind))
 
 

@@ -36,7 +36,7 @@ class Role(RoleTraits, frozen=True, kw_only=True):
     """The name in the `JobSpec`, in the names of nodes and in labels."""
 
     def declared(self, **fields: Any) -> RoleSpec:
-        """Make the `RoleSpec` of a job from the traits of this role and from `fields`, which are the other fields."""
+        """Make a `RoleSpec` with the traits of this role. `fields` are what `RoleSpec` has besides these traits."""
         traits = {name: getattr(self, name) for name in RoleTraits.__struct_fields__}
         return RoleSpec(**traits, **fields)
 
@@ -61,7 +61,7 @@ class NodeSetting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaseJobKind(abc.ABC):
-    """The base of every kind of job, with or without a custom resource: its roles, names and environment."""
+    """The roles, names and environment variables of a kind of job. A kind without a custom resource has only these."""
 
     name: str
     """The name of this kind, as in `JobSpec.kind`."""
@@ -78,7 +78,7 @@ class BaseJobKind(abc.ABC):
 
     @abc.abstractmethod
     def node_of(self, name: str, job: str) -> NodeKey | None:
-        """The node of `job` that has this name; None if `name` is no name of a node of `job`."""
+        """The node of `job` that `name` names; None if it names no node of `job`."""
 
     @abc.abstractmethod
     def master_name(self, job: str) -> str:
@@ -89,7 +89,7 @@ class BaseJobKind(abc.ABC):
         """The environment variables of one node, without credentials. They override those of the user."""
 
     def is_found_by_address(self, spec: JobSpec, role: str) -> bool:
-        """True if other nodes find the ranks of a role by addresses that stay the same when a node is replaced."""
+        """True if nodes find each rank of a role by a fixed address. A node that replaces another gets its address."""
         return False
 
 
@@ -160,7 +160,7 @@ class ResourceKind(abc.ABC):
     definition: Definition
 
     def read(self, document: Manifest, errors: ManifestErrors) -> Resource | None:
-        """Read a manifest without `apiVersion` and `kind`; None if it has errors, which are added to `errors`."""
+        """Read a manifest without `apiVersion` and `kind`. If it has errors, adds them to `errors` and returns None."""
         before = errors.count
         resource: Resource | None = read(self.definition.type, document, errors)
         if resource is not None:
@@ -169,7 +169,7 @@ class ResourceKind(abc.ABC):
 
     @abc.abstractmethod
     def check(self, resource: Any, errors: ManifestErrors) -> None:
-        """Check a resource as a whole: add the errors that the checks of single fields cannot find to `errors`."""
+        """Check a resource as a whole. Adds to `errors` what the checks of single fields cannot find."""
 
     @abc.abstractmethod
     def sample(self, image: str, namespace: str) -> Sample:
@@ -185,7 +185,7 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def to_job_spec(self, resource: Any) -> JobSpec:
-        """The `JobSpec` of a resource, which shares no data with it; raises `BadManifest` if the job cannot be run."""
+        """The `JobSpec` of a resource; the two share no data. Raises `BadManifest` if the job cannot be run."""
 
     @abc.abstractmethod
     def masters_part(self, item: Manifest) -> JobSpec:
@@ -209,7 +209,7 @@ class JobKind(BaseJobKind, ResourceKind):
         """The name of the Secret that only the master mounts. It holds the master's certificate and key."""
 
     def master_host(self, job: str, namespace: str) -> str:
-        """The host name of the master's Service, to which nodes connect; the master's certificate is issued for it."""
+        """The host name of the master's Service. Nodes connect to it, and the master's certificate is issued for it."""
         return f"{self.master_name(job)}.{namespace}.svc"
 
     @abc.abstractmethod
@@ -220,7 +220,7 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def master_labels(self, job: str, index: int = 0) -> dict[str, str]:
-        """The labels of a master's pod; `index` is the number of the master, 0 for the first one of the job."""
+        """The labels of a master's pod. `index` is 0 for the job's first master, 1 for the next, and so on."""
 
     @abc.abstractmethod
     def master_index_of(self, labels: Mapping[str, str]) -> int:
@@ -233,7 +233,7 @@ class JobKind(BaseJobKind, ResourceKind):
     @property
     @abc.abstractmethod
     def masters(self) -> dict[str, str]:
-        """The labels that select the masters of all jobs of this kind."""
+        """The labels that select the masters' objects (pods, Services) of all jobs of this kind."""
 
     @abc.abstractmethod
     def master_selector(self, job: str) -> dict[str, str]:
@@ -260,13 +260,13 @@ class JobKind(BaseJobKind, ResourceKind):
         """How many earlier nodes had the same rank as the node whose pod has these labels."""
 
     def service_name(self, job: str, role: str, rank: Rank) -> str:
-        """The name of the Service of a rank, which stays the same when its node is replaced."""
+        """The name of the Service of a rank. It stays the same when the node of the rank is replaced."""
         return self.node_name(job, role, rank)
 
     def service_addresses(self, spec: JobSpec, sizes: Mapping[str, int]) -> dict[str, list[str]]:
         """The address (`host:port`) of the Service of every rank, by role.
 
-        `sizes` overrides the numbers of ranks in `spec`. Roles that are not `is_found_by_address` are left out.
+        `sizes` overrides the numbers of ranks in `spec`. Roles for which `is_found_by_address` is False are left out.
         """
         return {
             role: [
@@ -281,7 +281,7 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def declared_roles(self, item: Manifest) -> list[str]:
-        """The roles in a job's manifest, which may have errors; the master is not among them."""
+        """The roles in a job's manifest, without the master. The manifest may have errors."""
 
     @abc.abstractmethod
     def scale_patch(self, sizes: Mapping[str, int]) -> Manifest:
@@ -289,7 +289,7 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def is_suspended(self, item: Manifest) -> bool:
-        """True if a job's manifest asks to suspend it."""
+        """True if a job's manifest asks to suspend the job."""
 
     @abc.abstractmethod
     def suspend_patch(self, suspend: bool) -> Manifest:
@@ -299,7 +299,7 @@ class JobKind(BaseJobKind, ResourceKind):
 
     @abc.abstractmethod
     def phase_of(self, item: Manifest) -> JobPhase | None:
-        """The phase in a job's status; None if there is none or this version does not know it."""
+        """The phase in a job's status; None if it has no phase, or one that this version does not know."""
 
     @abc.abstractmethod
     def report_of(self, item: Manifest) -> JobReport:
@@ -312,7 +312,7 @@ class JobKind(BaseJobKind, ResourceKind):
     def write_status(self, report: JobReport, job: str, before: Manifest, now: float) -> Manifest:
         """Make the complete status of a job from its master's report.
 
-        `before` is the present status. Its conditions stay in the new one, updated to the report's phase at time `now`.
+        `before` is the present status. Its conditions are kept, and updated to the report's phase at time `now`.
         """
 
     @abc.abstractmethod
@@ -355,7 +355,7 @@ class PlanKind(ResourceKind):
 
     @abc.abstractmethod
     def is_order(self, resource: Any) -> bool:
-        """True if the master shall execute a plan; False if a master wrote it as a record of its own decision."""
+        """True if the master shall execute a plan; False if the plan only records what a master decided."""
 
     @abc.abstractmethod
     def roles_of(self, resource: Any) -> set[str]:
@@ -367,7 +367,7 @@ class PlanKind(ResourceKind):
 
     @abc.abstractmethod
     def write_status(self, item: Manifest, phase: PlanPhase, reason: str, message: str, now: float) -> Manifest:
-        """The complete status of a plan that is in `phase` now."""
+        """The complete status of the plan `item` in `phase`; `now` is the time for its timestamps."""
 
     def is_open(self, item: Manifest) -> bool:
         phase = self.phase_of(item)

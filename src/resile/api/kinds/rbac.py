@@ -75,7 +75,7 @@ def election_rules(lease: str) -> Rules:
 
 
 def viewer_rules() -> Rules:
-    """The rules that let users who may view a namespace read its jobs and plans."""
+    """The rules for users who may view a namespace: they may read its jobs and plans."""
     rules: Rules = []
     for group, jobs, plans in _groups():
         parts = [part for plural in jobs for part in (f"{plural}/status", f"{plural}/scale")]
@@ -85,7 +85,7 @@ def viewer_rules() -> Rules:
 
 
 def editor_rules() -> Rules:
-    """The rules that let users who may edit a namespace change its jobs and plans."""
+    """The rules for users who may edit a namespace: they may change its jobs and plans."""
     rules: Rules = []
     for group, jobs, plans in _groups():
         rules.append(_rule(group, [*jobs, *plans], ["create", "delete", "deletecollection", "patch", "update"]))

@@ -50,7 +50,7 @@ def kind_of_resource(resource: Any) -> ResourceKind:
 
 
 def kind_of_job(spec: JobSpec) -> BaseJobKind:
-    """The kind of a job; raises `KeyError` if this version does not know it."""
+    """The kind of a job; raises `KeyError` if this version does not know the kind."""
     kinds: tuple[BaseJobKind, ...] = (*job_kinds(), *WITHOUT_RESOURCE)
     return {kind.name: kind for kind in kinds}[spec.kind]
 

@@ -67,7 +67,7 @@ class ManifestErrors:
         return bool(self._found)
 
     def found(self) -> tuple[ManifestError, ...]:
-        """The errors in the order in which the fields were read; the last one says how many were left out, if any."""
+        """The errors in the order in which the fields were read. If some were left out, the last one says how many."""
         if not self._left_out:
             return tuple(self._found)
         return (*self._found, ManifestError("", f"and {self._left_out} more errors", self._document))

@@ -13,7 +13,7 @@ from resile.api.manifests.validation import rule
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """The metadata of an object.
 
-    It includes the fields that Kubernetes fills in, so that an object that was read from a cluster can be applied.
+    It also has the fields that Kubernetes fills in, because users may apply an object that they got from a cluster.
     """
 
     name: str

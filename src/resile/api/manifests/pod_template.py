@@ -78,7 +78,7 @@ def resources_of(container: Container, which: str) -> Resources:
 
 
 def read_resources(amounts: dict[str, Any]) -> Resources:
-    """The CPU, memory and GPUs of any vendor in a resource list; other resources are ignored."""
+    """The CPU, the memory and the GPUs (of any vendor) in a resource list; other resources are ignored."""
     given = {name: value for name, value in amounts.items() if value is not None}
     return Resources(
         cpu=quantity.cores(given["cpu"]) if "cpu" in given else None,
@@ -206,7 +206,7 @@ def _check(
 ) -> bool:
     """Check the type of a field of `owner`. Returns True if the field is absent or has the type `kind`.
 
-    Otherwise returns False and adds an error, whose text is `problem` called with the value.
+    Otherwise adds an error with the text `problem(value)`, and returns False.
     """
     value = owner.get(field)
     if value is None or isinstance(value, kind):

@@ -29,22 +29,22 @@ _RULE = "check"
 
 
 def rule(check: Check, **schema: Any) -> msgspec.Meta:
-    """Make the argument of `Annotated` that adds `check` to the check of a field's type.
+    """Make an argument for `Annotated` in a field's type. It adds `check` to the check of the type.
 
-    `schema` are keywords of the field's JSON schema in the CRD. They must not refuse a value that `check` accepts.
+    `schema` are keywords for the field's JSON schema in the CRD. They must accept every value that `check` accepts.
     """
     return msgspec.Meta(extra={_RULE: check}, extra_json_schema=schema or None)
 
 
 def matching(regex: re.Pattern[str]) -> str:
-    """Translate `regex` to a value for the JSON schema keyword `pattern`. The pattern must match the whole text."""
+    """Make a `pattern` for a JSON schema from `regex`. It accepts a text only if `regex` matches the whole text."""
     return f"^({re.sub(r'[?]P<[a-z]+>', '?:', regex.pattern)})$"
 
 
 def read(kind: type[T], document: Any, errors: ManifestErrors, path: str = "") -> T | None:
-    """Check plain data and convert a copy of it to the type `kind`. A field that is `null` counts as absent.
+    """Check `document` and convert a copy of it to the type `kind`. A field that is `null` counts as absent.
 
-    Returns None if the data has errors. They are added to `errors`; `path` is where the data lies in its document.
+    If there are errors, adds them to `errors` and returns None. The paths in these errors begin with `path`.
     """
     before = errors.count
     cleaned = _walk(_shape(cast(Hashable, kind)), document, path, errors)

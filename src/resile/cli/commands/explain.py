@@ -63,6 +63,6 @@ def _share(ladder: Timeouts, name: str) -> str:
 
 
 def _is_share(ladder: Timeouts, name: str) -> bool:
-    """True if a time-out depends on the recovery budget: a larger budget changes it."""
+    """True if the time-out `name` is derived from the recovery budget; False if it is fixed."""
     doubled = derive(Seconds(2.0 * DEFAULT_RECOVERY_BUDGET))
     return bool(getattr(doubled, name) != getattr(derive(), name))

@@ -150,7 +150,7 @@ def _part(screen: Screen, sentence: str) -> None:
 
 
 class _Silent(PlainScreen):
-    """A screen that shows nothing of the job, for `-o json`, whose output a program reads."""
+    """A screen for `-o json`. It shows nothing of the job, because a program reads the output."""
 
     def show(self, job: object, news: object) -> None:
         pass

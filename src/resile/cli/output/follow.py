@@ -20,7 +20,7 @@ STOPPED = str(Reason.STOPPED)
 
 
 class Screen(Protocol):
-    """Shows a job to the user of `submit`, which follows the job to its end."""
+    """Shows a job to the user while `submit` waits for its end."""
 
     def show(self, job: JobView, news: Sequence[JobEvent]) -> None:
         """Show the job as it is now, and the job events since the last call."""
@@ -33,7 +33,7 @@ class Screen(Protocol):
 
 
 class PlainScreen:
-    """Prints each job event on a line with its time: for pipes, files and CI."""
+    """Prints each job event on a line with its time. Used for pipes, files and CI."""
 
     def show(self, job: JobView, news: Sequence[JobEvent]) -> None:
         for event in news:
@@ -66,7 +66,7 @@ def screen_for(interactive: bool) -> Screen:
 
 
 class Dismissed(Exception):
-    """Raised if a signal ends the command that follows a job, but not the job."""
+    """Raised if a signal ends the command that follows a job. The job goes on."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -100,10 +100,10 @@ class Follower:
         return moment
 
     def until_over(self) -> JobView:
-        """Follow the job until it is over, and return its view at the end.
+        """Follow the job until it is over, and return its last view.
 
-        The first Ctrl-C asks a job of this machine to stop, and the job is followed further. A second Ctrl-C raises
-        `KeyboardInterrupt`; for a job of a cluster, the first one does. Raises `Dismissed` after SIGTERM or SIGHUP.
+        If the job is on this machine, the first Ctrl-C asks it to stop; following goes on. The second raises
+        `KeyboardInterrupt`. On a cluster, the first Ctrl-C raises it. SIGTERM and SIGHUP raise `Dismissed`.
         """
         with self._dismissable():
             while True:
@@ -121,7 +121,7 @@ class Follower:
 
     @contextlib.contextmanager
     def _dismissable(self) -> Iterator[None]:
-        """Within this context, SIGTERM and SIGHUP, unless ignored, make `poll` raise `Dismissed`."""
+        """Within this context, SIGTERM and SIGHUP make `poll` raise `Dismissed`. An ignored signal stays ignored."""
 
         def dismiss(number: int, _: FrameType | None) -> None:
             self._dismissed = number

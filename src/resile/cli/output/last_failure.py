@@ -11,7 +11,7 @@ def failure_title(failure: Failure | None) -> str:
 
 
 def failure_lines(failure: Failure | None) -> list[str]:
-    """A failure as lines: a sentence, then what is known of traceback and last log lines. [] for None."""
+    """A failure as lines: a sentence, then the traceback and the last log lines if they are known. [] for None."""
     if failure is None:
         return []
     if isinstance(failure, ProcessFailure):

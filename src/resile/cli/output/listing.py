@@ -38,7 +38,7 @@ def kind_of(word: str) -> Listable:
 
 
 class Listing:
-    """Prints a listing, and then the items that changed."""
+    """Prints a listing with `show`, and later the items that have changed with `show_changed`."""
 
     def __init__(self, kind: Listable, output: str, *, spaces: bool) -> None:
         self._wide = output == "wide"
@@ -59,7 +59,7 @@ class Listing:
         return self._output != "table"
 
     def show(self, items: Sequence[Item], *, one: bool = False) -> None:
-        """Print all items. With `one`, JSON and YAML show the only item by itself, not in a list."""
+        """Print all items. With `one`, JSON and YAML print the only item itself instead of a list."""
         data = [item.view for item in items]
         self._changed(items)
         if self._output == "json":
@@ -74,7 +74,7 @@ class Listing:
             click.echo(table(self._header, shown))
 
     def show_changed(self, items: Sequence[Item]) -> None:
-        """Print the items that have changed since they were printed last, apart from their age."""
+        """Print the items that have changed since they were last printed. A change of the age does not count."""
         for item in self._changed(items):
             if self._output == "json":
                 click.echo(msgspec.json.encode(item.view))

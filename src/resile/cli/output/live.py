@@ -41,7 +41,7 @@ WIDE = 100
 
 
 class LiveScreen:
-    """Draws the job in place; when it is closed, the job events stay as plain lines."""
+    """Draws the job in place on a terminal. `close` leaves the job events there as plain lines."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()

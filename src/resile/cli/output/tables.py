@@ -14,7 +14,7 @@ def widths(rows: Iterable[Row]) -> list[int]:
 
 
 def line(row: Row, columns: Sequence[int]) -> str:
-    """One row as text. `columns` are the widths to which all cells but the last are padded."""
+    """One row as text. `columns` are the widths of the columns. The last cell is not padded."""
     cells = [f"{cell:<{width + GAP}}" for cell, width in zip(row[:-1], columns[:-1], strict=True)]
     return "".join([*cells, row[-1]]).rstrip()
 
@@ -48,7 +48,7 @@ def age(seconds: float) -> str:
 
 
 def took(seconds: float) -> str:
-    """A duration: 12 ms, 0.84 s, 12.3 s; from two minutes on as `age`."""
+    """A duration as text: 12 ms, 0.84 s, 12.3 s. From two minutes on, `age` formats it."""
     if seconds < 0.1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 10:

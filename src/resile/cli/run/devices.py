@@ -29,8 +29,8 @@ DEVICE_KINDS = tuple(_VISIBLE)
 def count_devices(kind: str, environ: Mapping[str, str], dev: str = "/dev") -> int:
     """Count the visible devices of a kind: `gpu`, `npu` or `musa`.
 
-    If the kind's environment variable is set, such as CUDA_VISIBLE_DEVICES, its entries are counted up to the first
-    empty or negative one, as the driver reads it. Otherwise the kind's device files in the folder `dev` are counted.
+    If the kind's variable (such as CUDA_VISIBLE_DEVICES) is set, its entries are counted. As in the driver, the count
+    ends at an empty or negative entry. Without the variable, the kind's device files in the folder `dev` are counted.
     """
     variable, pattern = _VISIBLE[kind]
     chosen = environ.get(variable)

@@ -148,14 +148,14 @@ class Given(NamedTuple):
     """By `dest`, the flag or variable that has set the value, such as `PET_NNODES`; no entry for defaults."""
 
     def named(self, dest: str) -> str:
-        """The flag or environment variable that has set `dest`, for messages. For a default value: the flag."""
+        """The flag or environment variable that has set `dest`, for messages. If none has, the name of the flag."""
         return self.source.get(dest, "--" + dest.replace("_", "-"))
 
 
 def convert(flag: Flag, text: str) -> Any:
     """Convert the text of a flag or variable to the flag's type; raises `ValueError` if that is not possible.
 
-    The error's text is such as `'x' is not a whole number`; callers put the flag's name before it.
+    The error's message is, for example, `'x' is not a whole number`. Callers put the flag's name before it.
     """
     if flag.choices and text not in flag.choices:
         raise ValueError(f"{text!r} is not one of {', '.join(flag.choices)}")
@@ -211,7 +211,7 @@ class _Parser(argparse.ArgumentParser):
         raise FlagError(message)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Return the flags that `option_string` may abbreviate; if flags of torchrun are among them, only those.
+        """Return the flags that `option_string` may abbreviate. If some are flags of torchrun, return only these.
 
         A flag with two spellings, `--a-b` and `--a_b`, is returned once.
         """
@@ -226,7 +226,7 @@ _TORCHRUN_DESTS = frozenset(flag.dest for flag in FLAGS if flag.torchrun) | {"he
 
 
 def build_parser(prog: str = "resile run") -> argparse.ArgumentParser:
-    """The parser of the command line, without defaults and environment variables, which `parse` adds."""
+    """Build the parser of the command line. It knows no defaults and no environment variables; `parse` adds these."""
     parser = _Parser(
         prog=prog,
         usage=f"{prog} [flags] script [arguments of the script]",
@@ -270,8 +270,8 @@ def _converter(flag: Flag) -> Any:
 def parse(argv: Sequence[str], environ: Mapping[str, str], prog: str = "resile run") -> Given:
     """Take each flag's value from the command line, else from its environment variable, else from its default.
 
-    A variable is not read if its flag is given, so that a wrong value in it does no harm. Raises `FlagError` for
-    unknown flags, wrong values and a missing script, and `SystemExit` after printing the help.
+    If a flag is given, its variable is not read, so a wrong value in the variable does no harm. Raises `FlagError` for
+    unknown flags, wrong values and a missing script. Raises `SystemExit` after printing the help.
     """
     parser = build_parser(prog)
     try:

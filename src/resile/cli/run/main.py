@@ -18,7 +18,7 @@ def options(argv: Sequence[str], environ: Mapping[str, str], prog: str = "resile
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
-    """Run the script and end the process with its exit code; 2 if the flags cannot be used."""
+    """Run the script and end the process with the script's exit code, or with 2 if the flags cannot be used."""
     name = prog or os.path.basename(sys.argv[0])
     try:
         with quiet_if_reader_leaves():  # the help is printed in here

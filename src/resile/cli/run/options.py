@@ -38,8 +38,8 @@ COUNTED = (*DEVICE_KINDS, "cpu", "auto")
 def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") -> RunOptions:
     """Work out the options of an agent from its flags and environment variables.
 
-    To do so, it counts device files, looks for errors in the script and reads the token file. Raises `FlagError` if a
-    flag or variable cannot be used.
+    Counts device files, looks for errors in the script and reads the token file. Raises `FlagError` if a flag or
+    variable cannot be used.
     """
     values = given.values
     command = _command(given, environ)
@@ -246,10 +246,10 @@ def _master_endpoint(given: Given) -> Endpoint:
 
 
 def endpoint_of(name: str, text: str, default_port: int | None = None) -> Endpoint:
-    """Split HOST:PORT, the value of the flag `name`; raises `FlagError` if the text has another form.
+    """Split `text`, the HOST:PORT that was given to the flag `name`. Raises `FlagError` if it has another form.
 
-    An IPv6 address is in brackets. Port 0 means any free port. If the text has no port, `default_port` is used; if that
-    is None, a missing port is an error.
+    An IPv6 address is in brackets. Port 0 means any free port. If the text has no port, `default_port` is used. If
+    `default_port` is None, a missing port is an error.
     """
     text = text.strip()
     host, colon, port = (text, "", "") if text.endswith("]") else text.rpartition(":")
@@ -377,10 +377,10 @@ def _security(given: Given, environ: Mapping[str, str], *, may_host: bool) -> Se
 
 
 def _check_tls(given: Given, may_host: bool) -> None:
-    """Raise `FlagError` if some of the flags for TLS files are given and others that they need are not.
+    """Raise `FlagError` if a flag for TLS is given without the other flags that it needs.
 
     `--tls-cert`, `--tls-key` and `--tls-ca` need each other. `may_host` is True if this node may run the master. If it
-    is False, `--tls-ca` alone is enough, since the master may ask agents for the token only.
+    is False, `--tls-ca` alone is enough, because the master may ask agents for the token only.
     """
     if given.values["tls_name"] and not given.values["tls_ca"]:
         raise FlagError(f"{given.named('tls_name')}: a name is checked in signed certificates; add --tls-ca")

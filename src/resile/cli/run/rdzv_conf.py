@@ -35,7 +35,7 @@ class RdzvConf(NamedTuple):
 def read_rdzv_conf(name: str, text: str) -> RdzvConf:
     """Read the `key=value` pairs in `text`, which are separated by commas.
 
-    Raises `FlagError` if a pair cannot be used; its message begins with `name`, the flag or variable of `text`.
+    `name` is the flag or variable of `text`. Raises `FlagError`, which begins with `name`, if a pair cannot be used.
     """
     times: dict[str, float] = {}
     is_host: bool | None = None

@@ -126,8 +126,8 @@ class ClusterJobs:
     def _stream(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         """Iterate over an asynchronous generator from synchronous code.
 
-        The generator runs in one task for all its items, so that it may yield inside a time-out or a watch. It is
-        closed at the latest when this object's context ends.
+        One task runs the whole generator, because a time-out or a watch must end in the task in which it began. The
+        generator is closed at the latest when this object's context ends.
         """
         stream = self._taken(items)
         self._streams.callback(stream.close)

@@ -19,8 +19,8 @@ from resile.kube.kinds import Object
 async def apply(cluster: Cluster, document: Document, namespace: str | None) -> tuple[Object, str]:
     """Apply one document. Returns the object, and `created`, `configured` or `unchanged`.
 
-    Raises `NotUsableError` if the manifest names another namespace than the user (`namespace`), and `CommandError` if
-    the job is over.
+    `namespace` is the one that the user named. Raises `NotUsableError` if the manifest names another one, and
+    `CommandError` if the job is over.
     """
     registered = registry.kind_of_resource(document.resource)
     kind = kube.of(registered)

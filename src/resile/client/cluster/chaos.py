@@ -23,9 +23,9 @@ REPLACED_SECONDS = 60.0
 async def inject(cluster: Cluster, job: str, fault: Fault) -> tuple[Injected, AsyncGenerator[list[Sign], None]]:
     """Kill the pod of a node or of the master.
 
-    Returns what was done, and a generator. The generator waits for the pod's replacement and yields a sign when it was
-    created and when it runs, or one if it does not run in time. Raises `CommandError` if the job is over or has no such
-    running pod, and `NotUsableError` for other faults.
+    Returns what was done, and a generator. It yields one sign when the pod's replacement was created, and one when the
+    replacement runs or if it does not run in time. Raises `CommandError` if the job is over or has no such running pod,
+    and `NotUsableError` if the fault is another one.
     """
     if not isinstance(fault, KillNode | KillMaster):
         raise NotUsableError("on a cluster, only a node or the master can be killed")

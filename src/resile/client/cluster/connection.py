@@ -73,7 +73,7 @@ class Cluster:
             return await self._client.get(kind, namespace or self.namespace, name)
 
     async def apply(self, kind: Kind, item: Object) -> Object:
-        """Server-side apply: set the fields of `item`, also those that another program owned; leave all others."""
+        """Set the fields of `item` by server-side apply, even if another program owns them. Other fields stay."""
         with self._one_sentence(kind, item["metadata"]["namespace"]):
             return await self._client.apply(kind, item)
 
@@ -98,9 +98,9 @@ class Cluster:
     ) -> AsyncIterator[str]:
         """Yield the lines that a container has written, without line ends.
 
-        With `follow`, also yields the lines that it writes later, until it ends. `container` may be None if the pod has
-        only one container. Only the last `tail` lines so far, or those of the last `since` seconds, are yielded; all of
-        them if both are None. With `stamps`, each line begins with the time at which it was written.
+        `container` may be None if the pod has only one container. With `tail`, begins with the last `tail` lines; with
+        `since`, with the lines of the last `since` seconds; otherwise with the first line. With `follow`, also yields
+        later lines until the container ends. With `stamps`, each line begins with the time at which it was written.
         """
         lines = self._client.log(
             self.namespace,
@@ -127,7 +127,7 @@ class Cluster:
             raise self.refusal(error, kind, namespace) from error
 
     def refusal(self, error: KubeError, kind: Kind, namespace: str = "") -> CommandError:
-        """The error to raise for a request that the cluster refused, in one sentence that says what to do."""
+        """The error to raise if the cluster refused a request. Its text is one sentence for the user."""
         words = str(error)
         if not error.code:
             return CommandError(f"the API server {self.server} (context {self.name}) cannot be reached: {error.detail}")

@@ -64,7 +64,7 @@ def _read(job: Object) -> JobSpec:
 
 
 async def journal(cluster: Cluster, job: Object) -> JobState | None:
-    """The state in the master's journal; None if it cannot be read: a description can do without it."""
+    """The state in the master's journal. If it cannot be read, returns None, because callers can do without it."""
     try:
         metadata = job["metadata"]
         name = job_kind_of(job).master_name(metadata["name"])
@@ -78,8 +78,8 @@ async def journal(cluster: Cluster, job: Object) -> JobState | None:
 async def last_failure(cluster: Cluster, job: Object, state: JobState | None) -> Failure | None:
     """The last failure of a job; None if there was none.
 
-    If `state`, the state in the journal, has a failed process, that process is returned. Otherwise the failure comes
-    from the job's status, with the last log lines of the failed node's pod if these can be read.
+    `state` is the state in the journal. If it has a failed process, that process is returned. Otherwise the failure
+    comes from the job's status, with the last log lines of the failed node's pod if they can be read.
     """
     if state is not None and (first := first_failure(state)):
         return first

@@ -41,21 +41,21 @@ class ClusterFollowing:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: the watch ends when the `Jobs` that began it are closed."""
+        """Do nothing. The watch ends when the context of `ClusterJobs` ends."""
 
     def poll(self) -> Moment:
         return next(self._moments)
 
     def stop(self) -> bool:
-        """Do nothing and return False: a job of a cluster is ended by `delete`."""
+        """Do nothing and return False, because only `delete` ends a job of a cluster."""
         return False
 
 
 async def moments(cluster: Cluster, job: Object) -> AsyncGenerator[Moment, None]:
     """Yield the job after each change, and at least every `REST_SECONDS`, until it is over.
 
-    Only the last moment tells the job's interruptions: they are read from the journal at the end. Raises `CommandError`
-    if the job is deleted.
+    Only the last moment has the job's interruptions, because they are read from the journal at the end. Raises
+    `CommandError` if the job is deleted.
     """
     space, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
     events = Watched(kube.EVENTS, space, fields={"involvedObject.uid": uid})

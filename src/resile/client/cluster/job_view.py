@@ -34,8 +34,8 @@ def phase(job: Object) -> JobPhase:
 def job_view(job: Object, pods: Iterable[Object], now: float, journal: JobView | None = None) -> JobView:
     """Make the view of a job from its object and its pods. The master's pod is left out.
 
-    `journal` is the view that was made from the job's journal. Interruptions, data sets and the limits of the number of
-    nodes come from it; if it is None, they are empty or 0.
+    `journal` is a view made from the job's journal. Interruptions, data sets, and the least and largest number of nodes
+    come from it. If it is None, they are empty or 0.
     """
     metadata, kind = job["metadata"], job_kind_of(job)
     report = kind.report_of(job)
@@ -139,7 +139,7 @@ def pod_over(pod: Object) -> bool:
 
 
 def pods_by_job(kind: JobKind, pods: Iterable[Object]) -> dict[tuple[str, str], list[Object]]:
-    """The pods of all jobs of a kind, by the namespace and name of their job; leaves out other pods."""
+    """Those of `pods` that belong to jobs of this kind, by the namespace and name of their job."""
     found: dict[tuple[str, str], list[Object]] = {}
     for pod in pods:
         job = kind.job_of(pod["metadata"].get("labels") or {})

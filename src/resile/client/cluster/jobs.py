@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 async def find(cluster: Cluster, name: str) -> Object:
-    """Return the job of this name. Raises `CommandError`, which suggests another name, if there is none."""
+    """Return the job of this name. If there is none, raises `CommandError`, which suggests another name."""
     job = await _get(cluster, name)
     if job is None:
         raise _unknown(cluster, name, await _jobs(cluster))
@@ -32,10 +32,10 @@ async def find(cluster: Cluster, name: str) -> Object:
 
 
 async def find_pod(cluster: Cluster, name: str) -> tuple[Object, str]:
-    """Find the job that `name` means, which is the name of a job or of a pod.
+    """Find a job by its own name or by the name of one of its pods.
 
-    Returns the job and "" for the name of a job, and the pod's job and `name` for that of a pod. A job comes first if
-    both exist. Raises `CommandError` if there is neither.
+    Returns the job and the name of the pod, or the job and "" if `name` is the job's own name. If a job and a pod have
+    this name, the job is meant. Raises `CommandError` if neither has it.
     """
     job = await _get(cluster, name)
     if job is not None:
@@ -48,7 +48,7 @@ async def find_pod(cluster: Cluster, name: str) -> tuple[Object, str]:
 
 
 async def ask_each_kind(kinds: Sequence[ResourceKind], ask: Callable[[Kind], Awaitable[T]]) -> list[T]:
-    """Call `ask` for each kind and return the answers for installed kinds; raises `KindNotInstalled` if none is."""
+    """Call `ask` for each kind; return the answers for installed kinds. Raises `KindNotInstalled` if there are none."""
     answers: list[T] = []
     missing: KindNotInstalled | None = None
     for kind in kinds:
@@ -62,7 +62,7 @@ async def ask_each_kind(kinds: Sequence[ResourceKind], ask: Callable[[Kind], Awa
 
 
 async def installed(cluster: Cluster, kinds: Sequence[ResourceKind]) -> list[Kind]:
-    """Those of `kinds` that are installed. A single kind is not checked: if it is missing, later requests fail."""
+    """Those of `kinds` that are installed. A single kind is not checked; if it is missing, later requests fail."""
 
     async def probe(kind: Kind) -> Kind:
         await cluster.all(Watched(kind, cluster.namespace, fields={"metadata.name": "none"}))

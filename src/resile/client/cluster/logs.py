@@ -56,7 +56,7 @@ async def read(cluster: Cluster, job: Object, pod: str, tail: int | None) -> Asy
 async def follow(cluster: Cluster, job: Object, pod: str, tail: int | None) -> AsyncGenerator[list[LogLine], None]:
     """Yield what `read` yields, and then new lines, until the pod or the job has ended.
 
-    If `pod` is empty, pods that start later are included, with all their lines: `tail` does not apply to them.
+    If `pod` is empty, also yields all lines of pods that start later. `tail` does not apply to these pods.
     """
     lines = Lines(WAITING_LINES)
     reading = asyncio.create_task(_follow(cluster, job, pod, tail, lines))
@@ -71,9 +71,9 @@ async def follow(cluster: Cluster, job: Object, pod: str, tail: int | None) -> A
 async def follow_pod(
     cluster: Cluster, pod: Object, watching: Watch, tail: int | None, show: Callable[[str], Awaitable[None]]
 ) -> None:
-    """Show the lines of a pod until it ends. After a broken connection, go on behind the last line that was shown.
+    """Show the lines of a pod until it ends. After a broken connection, go on after the last line that was shown.
 
-    Raises `CommandError` if the log of a running pod could not be read for `PATIENCE`.
+    Raises `CommandError` if the log of a running pod could not be read for `PATIENCE` seconds.
     """
     name = pod["metadata"]["name"]
     read, heard = Bookmark(), time.monotonic()
@@ -104,10 +104,10 @@ async def follow_pod(
 
 
 class Bookmark:
-    """Remembers the last line that was read of a log with time stamps, so that no line is shown twice after `reopen`.
+    """Remembers which line of a log was read last, so that no line is shown twice if the log is read again.
 
-    Stamps alone are not enough: a container's stdout and stderr are stamped independently of each other, so a later
-    line may have an equal or slightly older stamp. Stamps are compared only after `reopen`.
+    The time stamps of the lines are not enough for this. A container's stdout and stderr are stamped independently, so
+    a later line may have an equal or slightly older stamp. Stamps are compared only after `reopen`.
     """
 
     def __init__(self) -> None:
@@ -116,15 +116,15 @@ class Bookmark:
         self._repeating = False
 
     def reopen(self) -> bool:
-        """Prepare for a log that is read again from some point before its last line.
+        """Call this before the log is read again from some point before its last line.
 
-        `passes` then returns False for the lines that were read before. Returns False if no line was read yet.
+        After this call, `passes` returns False for lines that were read before. Returns False if no line was read yet.
         """
         self._repeating = bool(self._last)
         return self._repeating
 
     def passes(self, line: str) -> bool:
-        """True if a line was not read before; the line then becomes the last line."""
+        """True if this line was not read before. If so, remembers it as the line that was read last."""
         stamp = sortable(line.partition(" ")[0])
         if self._repeating and stamp <= self._latest:
             self._repeating = line != self._last
@@ -198,8 +198,8 @@ def _chosen(job: Object, pods: list[Object], only: str) -> list[Object]:
 def main_container(pod: Object) -> str:
     """The name of the container that trains or is the master.
 
-    This is the container that the pod's annotation names, or `main` without an annotation. If the pod has no container
-    of that name, it is the first one.
+    The pod's annotation gives the name. Without an annotation, it is `main`. If the pod has no container of that
+    name, its first container is taken.
     """
     names = [container["name"] for container in pod["spec"]["containers"]]
     named = (pod["metadata"].get("annotations") or {}).get(MAIN_ANNOTATION, MAIN)

@@ -11,7 +11,7 @@ T = TypeVar("T")
 async def take(queue: asyncio.Queue[T], producer: asyncio.Task[Any]) -> list[T]:
     """Wait until the queue has an item, and return all items that are then in it.
 
-    Returns [] if the queue is empty and the producer has ended; raises the producer's exception if it failed.
+    If the queue is empty and the producer has ended, returns [], or raises the producer's exception if it failed.
     """
     if queue.empty() and not producer.done():
         getting = asyncio.create_task(queue.get())

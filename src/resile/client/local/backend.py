@@ -50,7 +50,7 @@ class LocalJobs:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: no connection is open between two calls."""
+        """Do nothing, because no connection is open between two calls."""
 
     def watch(self, query: Query) -> Iterator[Found]:
         if query.what is Listable.PLANS:
@@ -107,7 +107,7 @@ class LocalJobs:
         return before != Phase.SUSPENDED
 
     def resume(self, job: str) -> bool:
-        """Resume a job; False if it was neither suspended nor without a master. A master that is gone is started."""
+        """Resume a suspended job, and start its master if the master is gone; False if there was nothing to do."""
         from resile.client.local.master_process import restart_master, served
 
         found = self._find(job)

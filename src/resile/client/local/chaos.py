@@ -24,8 +24,8 @@ CLOCK_DRIFT = 0.5
 def inject(job: LocalJob, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]:
     """Inject a fault.
 
-    Returns what was done, and an iterator that waits for the signs of recovery. If the job has not taken a step yet,
-    the iterator is empty, unless the fault is the kill of the master.
+    Returns what was done, and an iterator that waits for signs of recovery and yields them. The iterator is empty if
+    the job has not taken a step yet, except after a kill of the master.
     """
     with JobReader(job) as reader:
         before = reader.status()
@@ -44,8 +44,8 @@ def inject(job: LocalJob, fault: Fault) -> tuple[Injected, Iterator[list[Sign]]]
 def _next_step(job: LocalJob, injected: Injected, over: set[float]) -> Iterator[list[Sign]]:
     """Wait for the first step after a fault, and yield one list of two signs.
 
-    The first sign says when the fault was noticed, the second when the step was taken, that the job is over, or that no
-    step came in time. `over` identifies the outages that ended before the fault, by when each was noticed.
+    The first sign says when the fault was noticed. The second says when the step was taken, or that the job is over, or
+    that no step came in time. `over` has the `noticed_at` of each outage that ended before the fault.
     """
     with JobReader(job) as reader:
         patience = job.spec_and_kind()[0].timeouts.recovery_budget + BEYOND_BUDGET

@@ -21,7 +21,7 @@ FAREWELL_SECONDS = 45.0
 
 
 class LocalFollowing:
-    """Implements `resile.client.base.Following`. Ctrl-C ends the job, which belongs to the command that started it."""
+    """Implements `resile.client.base.Following`. Ctrl-C ends the job, because the job belongs to its command."""
 
     interrupt_ends_job = True
 
@@ -39,8 +39,8 @@ class LocalFollowing:
     def poll(self) -> Moment:
         """Wait a short time, then return the job as it is.
 
-        The moment is the last one if the job is over and its master has ended, or `FAREWELL_SECONDS` after the job's
-        end. Raises `CommandError` if the master is gone and the job is not over.
+        The moment is the last one if the job is over and its master has ended. It is also the last one
+        `FAREWELL_SECONDS` after the job's end. Raises `CommandError` if the master is gone and the job is not over.
         """
         if self._polled:
             time.sleep(POLL_SECONDS)

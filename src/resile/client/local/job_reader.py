@@ -54,7 +54,7 @@ class JobReader:
         self.client.close()
 
     def status(self) -> JobView:
-        """The view of the job as it is now, from its master or else from its journal."""
+        """The view of the job as it is now, from its master, or from its journal if no master answers."""
         try:
             job = self.client.ask(Status()).job
         except MasterUnreachable:
@@ -90,11 +90,11 @@ class JobReader:
 
     @property
     def master_lives(self) -> bool:
-        """True if a master serves the job: it gave the newest answer, or it holds the lock of the job directory."""
+        """True if a master gave the newest answer, or if a master holds the lock of the job directory."""
         return self.answered or self.directory.master_lives()
 
     def master_node(self, job: JobView) -> NodeView:
-        """The view of the master, for listings of nodes. Call `news` first, which counts the restarts of the master."""
+        """The view of the master, for listings of nodes. Call `news` first, because it counts the master's restarts."""
         is_alive = self.master_lives
         return NodeView(
             name=self.job.spec_and_kind()[1].master_name(job.name),

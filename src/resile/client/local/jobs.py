@@ -39,7 +39,7 @@ def state_root() -> Path:
 
 
 class LocalJob(msgspec.Struct, frozen=True):
-    """A job of this machine, identified by namespace and name. It need not exist."""
+    """The namespace and name of a job of this machine. The job need not exist."""
 
     namespace: str
     name: str
@@ -91,9 +91,9 @@ def all_jobs(namespace: str | None = None) -> list[LocalJob]:
 
 
 def find(name: str, namespace: str | None) -> LocalJob:
-    """The job of this name: in the given namespace, else in `default`, else in the only namespace that has one.
+    """Find a job in `namespace`. If that is None, look in the namespace `default`, and then in all others.
 
-    Raises `CommandError` if there is no such job (the message suggests a name), or if several namespaces have one.
+    Raises `CommandError` if there is no such job (the message suggests a name), or if several of the others have one.
     """
     jobs = all_jobs(namespace)
     same = [job for job in jobs if job.name == name]
@@ -106,10 +106,10 @@ def find(name: str, namespace: str | None) -> LocalJob:
 
 
 def find_pod(name: str, namespace: str | None) -> tuple[LocalJob, str]:
-    """Find the job that `name` means, which is the name of a job or of a pod.
+    """Find a job by its own name or by the name of one of its pods.
 
-    Returns the job and "" for the name of a job, and the pod's job and `name` for that of a pod. A job comes first if
-    both exist. Raises `CommandError` if there is neither.
+    Returns the job and the name of the pod, or the job and "" if `name` is the job's own name. If a job and a pod have
+    this name, the job is meant. Raises `CommandError` if neither has it.
     """
     jobs = all_jobs(namespace)
     if any(job.name == name for job in jobs):

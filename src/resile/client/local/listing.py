@@ -40,7 +40,7 @@ class _Lister:
         return all(self._over.get(reader.job, False) for reader in self._readers)
 
     def listing(self) -> Found:
-        """Make a new listing. A listing of events holds only those since the listing before it.
+        """Make a new listing. A listing of events has only the events since the listing before it.
 
         A job that cannot be read is named in `unreadable`; if it is the only job, `CommandError` is raised instead.
         """

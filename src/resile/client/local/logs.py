@@ -23,7 +23,7 @@ BATCH = 1000
 
 
 def read(job: LocalJob, pod: str, tail: int | None, *, master: bool, follow: bool) -> Iterator[list[LogLine]]:
-    """Yield the log lines of the master (with `master`), of a pod, or of all nodes if `pod` is empty.
+    """Yield the log lines of one pod, or of all nodes if `pod` is empty. With `master`, yield those of the master.
 
     Begins with the last `tail` lines of each log; if `tail` is None, with the first line. With `follow`, also yields
     lines that are written later, until the pod or the job has ended. Raises `CommandError` if the pod has no log.

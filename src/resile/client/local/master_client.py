@@ -24,7 +24,7 @@ class MasterUnreachable(Exception):
 
 
 class MasterClient:
-    """Connects to one job's master at the first command, and again after a restart of the master."""
+    """Sends commands to one job's master. Connects at the first command, and again after a restart of the master."""
 
     def __init__(self, directory: JobDirectory) -> None:
         self._directory = directory
@@ -54,7 +54,7 @@ class MasterClient:
     def ask(self, command: Command, seconds: float = ANSWER_SECONDS) -> Result:
         """Send a command once, and return the master's result.
 
-        Raises `MasterUnreachable` without an answer within `seconds`, and `CommandError` if the master refuses.
+        Raises `MasterUnreachable` if no answer comes within `seconds`, and `CommandError` if the master refuses.
         """
         return self._runner.run(self._ask(command, seconds))
 

@@ -44,9 +44,9 @@ class SupervisorFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start_master(directory: JobDirectory, workdir: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a supervisor in its own session, which starts the master, and return the supervisor's process.
+    """Start a supervisor in its own session, and return its process. The supervisor starts the master.
 
-    Waits until the master listens. Raises `CommandError`, which quotes the master's log, if it does not listen in time.
+    Waits until the master listens. If that takes too long, raises `CommandError`, which quotes the master's log.
     """
     command = [sys.executable, "-m", "resile.master", "--supervise", "--directory", str(directory.path)]
     return _start(directory, [*command, "--platform", "local", "--workdir", str(workdir), *options])
@@ -84,7 +84,7 @@ def _start(directory: JobDirectory, command: list[str]) -> subprocess.Popen[byte
 
 
 def supervisor_lives(directory: JobDirectory) -> bool:
-    """True if the job's supervisor runs, which restarts a master that has died."""
+    """True if the job's supervisor runs. A supervisor restarts a master that has died."""
     record = _record(directory)
     return record is not None and processes.is_alive(record.pid, record.start, record.boot)
 
@@ -97,7 +97,7 @@ def served(directory: JobDirectory) -> bool:
 def end_by_force(directory: JobDirectory, grace: Seconds) -> int:
     """Kill supervisor and master, end every node, and wait until all are gone. Returns how many nodes were running.
 
-    Nodes get SIGTERM, and SIGKILL after `grace` seconds. Processes that have lost their shim are killed at once.
+    Nodes get SIGTERM, and SIGKILL after `grace` seconds. Processes whose shim is gone get SIGKILL without grace.
     """
     record = _record(directory)
     if record is not None and record.boot == processes.boot_id():
@@ -109,7 +109,7 @@ def end_by_force(directory: JobDirectory, grace: Seconds) -> int:
 
 
 def end_nodes(directory: Path, grace: Seconds) -> int:
-    """End every node in the directory of a job whose master has ended. Returns how many nodes were running."""
+    """End every node of a job. Call this only if the master has ended. Returns how many nodes were running."""
     alive = _living(directory)
     for record in alive:
         at = files.node_directory(directory, record.node)

@@ -49,8 +49,8 @@ def _submitted(kind: JobKind, job: LocalJob, how: str, directory: str = "") -> S
 def start_job(spec: JobSpec, master_options: list[str], say: Say) -> LocalJob:
     """Create a job directory, start a master in it, and return the job.
 
-    The directory of an ended job of the same name is moved to `LocalJob.previous`. Raises `CommandError` if such a job
-    is not over, or if the master does not start; then the new directory is removed.
+    If a job of the same name is over, its directory is moved to `LocalJob.previous`; if it is not over, `CommandError`
+    is raised. If the master does not start, the new directory is removed and `CommandError` is raised.
     """
     for role, declared in spec.roles.items():
         if declared.replicas and not declared.command:

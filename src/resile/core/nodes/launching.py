@@ -57,7 +57,7 @@ def launch(
 ) -> Node:
     """Create a node, and launch it after `delay` seconds. Returns the node.
 
-    If `resources` is None, the node gets those of its role. `replaces` is for a migration: it is the old node, which
+    If `resources` is None, the node gets those of its role. In a migration, `replaces` is the old node. The old node
     keeps its rank until the new node is ready.
     """
     node = Node(

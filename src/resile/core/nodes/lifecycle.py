@@ -102,7 +102,7 @@ def _delete_leftovers(ctx: Context, node: Node) -> None:
 
 
 def on_node_ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) -> None:
-    """Handle the end of a node: return its shards, end its round, and replace it if `relaunch` decides so."""
+    """Handle the end of a node: free its shards, end its round, and let `relaunch` decide whether to replace it."""
     state = ctx.state
     node.status, node.end, node.ended_at = status, end, ctx.now
     freed = shard_ledger.release_node(state.ledger, node.key)
@@ -144,7 +144,7 @@ def declare_lost(ctx: Context, node: Node, because: str) -> None:
 
 
 def on_pending_timeout(ctx: Context, node: Node) -> None:
-    """Go on without a node that could not start for too long, or fail the job if it needs the node."""
+    """Fail the job if it needs a node that could not start for too long. Otherwise go on without the node."""
     state, config = ctx.state, ctx.state.rendezvous.config
     if not node.alive or node.status is not NodeStatus.PENDING:
         return

@@ -8,7 +8,7 @@ from resile.core.state import Node
 
 
 def complete(ctx: Context, node: Node) -> None:
-    """Complete a migration if one launched `node`: `node` takes over, and the node that it replaces is removed."""
+    """If `node` was launched to replace another node in a migration, let it take over and remove the other node."""
     if node.replaces is None or not node.alive:
         return
     old = ctx.state.nodes[node.replaces]
@@ -22,9 +22,9 @@ def complete(ctx: Context, node: Node) -> None:
 
 
 def cancel(ctx: Context, old: Node) -> None:
-    """Cancel the migration of `old`, which has taken its last step: remove the node that was to replace it.
+    """Remove the node that was to replace `old` in a migration. Call this only if `old` has taken its last step.
 
-    Plans that wait for that node fail. Does nothing if no node was to replace `old`.
+    Plans that wait for the removed node fail. Does nothing if no node was to replace `old`.
     """
     new = scale_operations.replacement_of(ctx, old.key)
     if new is not None:

@@ -11,7 +11,7 @@ LARGEST_STEP = Bytes(8 * GiB)
 
 
 def memory_after_oom(memory: Bytes, limit: Bytes | None) -> Bytes | None:
-    """The memory for the replacement of a node that ran out of `memory`, at most `limit`; None if it gets no more."""
+    """The memory, at most `limit`, for the replacement of a node that ran out of `memory`; None if it may not grow."""
     grown = min(memory * 2, memory + LARGEST_STEP, LARGEST_MEMORY)
     if limit is not None:
         grown = min(grown, limit)

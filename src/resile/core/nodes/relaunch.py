@@ -54,7 +54,7 @@ def decide(
 ) -> Relaunch | GiveUp:
     """Decide whether a lost node is replaced, when, and with how much memory.
 
-    `used` is how many earlier losses of the node's rank, with the same cause, still count. `crash_budget` is the
+    `used` is the number of earlier losses of this rank by the same cause that still count. `crash_budget` is the
     `restartCount` of the role. `memory` is what the lost node had. `lived` is the seconds from its launch to its end.
     `limit` is the memory that the job's resourceLimits leave for its rank, or None if there is no such limit.
     """
@@ -99,11 +99,11 @@ def replace(ctx: Context, node: Node) -> None:
 
 
 def on_end_explained(ctx: Context, node: Node, end: NodeEnd) -> None:
-    """Handle the platform's report of why a node ended, after the node already counted as lost.
+    """Handle the platform's report of why a node ended, after the core has counted the node as lost.
 
-    The loss is charged to the budget of the real cause instead of that of the infrastructure. Then it is decided anew
-    whether the node is replaced. Most crashes become known in this way: a closed connection is noticed before the end
-    of a container is reported.
+    The core first took the infrastructure for the cause. Now the loss is charged to the budget of the real cause, and
+    whether the node is replaced is decided again. Most crashes become known in this way, because the master notices a
+    closed connection before the platform reports the end of the container.
     """
     state, place = ctx.state, (node.key.role, node.rank)
     cause = restart_budget.cause_of(NodeStatus.FAILED, end)
@@ -139,7 +139,7 @@ def fail_without_nodes(ctx: Context, last: Node) -> None:
 
 
 def _verdict(ctx: Context, node: Node, cause: Cause) -> Relaunch | GiveUp:
-    """Decide whether a lost node is replaced. The loss must be in `ctx.state.spent` before the call."""
+    """Decide whether a lost node is replaced. Call this only after the loss was added to `ctx.state.spent`."""
     if node.end.reason == UNSTARTABLE and node.end.exit_code == NOT_FOUND:
         return GiveUp("it cannot be started")
     declared = ctx.state.spec.roles[node.key.role]

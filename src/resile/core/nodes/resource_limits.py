@@ -59,9 +59,9 @@ def taken(state: JobState, role: str, given: NodeResources) -> Resources:
 
 
 def total(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> Sum:
-    """Add up the resources of the nodes of these ranks. A rank in `given` counts with the resources that it has there.
+    """Add up the resources of the nodes of these ranks. A rank without a node counts like a new node.
 
-    A rank without a node counts with the resources that a new node would get.
+    If a rank is in `given`, the resources in `given` count instead of those of its node.
     """
     state, sum_ = ctx.state, Sum()
     for role, wanted in ranks.items():
@@ -80,8 +80,8 @@ def now(ctx: Context) -> Sum:
 def refusal(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> str:
     """Say which of the job's resourceLimits the nodes of these ranks would exceed together.
 
-    Returns an empty text if they exceed no limit, or take no more of the limited resource than the job takes now. Ranks
-    in `given` count with those resources, as in `total`.
+    Returns an empty text if they exceed no limit. An exceeded limit does not matter if the job takes at least as much
+    of that resource already. `given` has the same meaning as in `total`.
     """
     most = ctx.state.spec.resource_limits
     if most == Resources():

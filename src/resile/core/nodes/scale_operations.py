@@ -46,9 +46,9 @@ def on_nodes_arrived(ctx: Context, keys: Iterable[NodeKey]) -> None:
 
 
 def on_node_gone(ctx: Context, key: NodeKey) -> None:
-    """Let no change wait for the node `key` any more, because the node has ended.
+    """Note that the node `key` has ended. The changes in `state.changes` do not wait for it any more.
 
-    If another node replaces it, call `on_node_replaced` before, so that changes wait for that other node.
+    If another node replaces it, call `on_node_replaced` first. Then the changes wait for the other node.
     """
     for change in ctx.state.changes:
         change.coming.discard(key)
@@ -66,16 +66,16 @@ def replacement_of(ctx: Context, old: NodeKey) -> NodeKey | None:
 
 
 def on_node_migrated(ctx: Context, old: NodeKey) -> None:
-    """Note that another node has taken over from `old`. The plan of the migration waits until `old` has ended."""
+    """Note that another node has taken over from `old`. The change that asked for this now waits for `old` to end."""
     for change in ctx.state.changes:
         if change.moves.pop(old, None) is not None and not ctx.state.nodes[old].status.ended:
             change.going.add(old)
 
 
 def fail_waiting_for(ctx: Context, key: NodeKey, reason: str, because: str) -> None:
-    """Report every plan that waits for the node `key` as failed, with this reason and the message `because`.
+    """Report as failed every plan that waits for the node `key` to join, with this reason and the message `because`.
 
-    No change waits for this node any more. What else a failed plan has begun is still completed.
+    After this call, no change waits for the node to join. All else that a failed plan has begun is still completed.
     """
     for change in [change for change in ctx.state.changes if key in change.coming]:
         change.coming = change.coming - {key}
@@ -84,9 +84,9 @@ def fail_waiting_for(ctx: Context, key: NodeKey, reason: str, because: str) -> N
 
 
 def supersede_older(ctx: Context, newest: ScaleOperation, leaving: set[NodeKey]) -> None:
-    """Report older plans as superseded if `newest` has changed their number of nodes or removes a node they wait for.
+    """Report older plans as superseded if `newest` set another number of nodes or removes a node that they wait for.
 
-    `leaving` has the nodes that `newest` removes. No older change waits for these nodes any more.
+    `leaving` has the nodes that `newest` removes. After this call, no older change waits for these nodes to join.
     """
     for change in [one for one in ctx.state.changes if one is not newest]:
         undone = any(ctx.state.targets.get(role) != number for role, number in change.numbers.items())
@@ -98,9 +98,9 @@ def supersede_older(ctx: Context, newest: ScaleOperation, leaving: set[NodeKey])
 
 
 def close(ctx: Context, change: ScaleOperation, reason: str, message: str) -> None:
-    """Report that the plan of `change` has ended. Plain scaling has no plan, so nothing is reported for it.
+    """Report that the plan of `change` has ended. If `change` is plain scaling, it has no plan; nothing is reported.
 
-    The change itself is not dropped: what the plan has begun is still completed.
+    `change` stays in `state.changes`, because what it has begun is still completed.
     """
     change.numbers = {}
     if not change.uid:
@@ -131,7 +131,7 @@ def abandon(ctx: Context, reason: str, message: str) -> None:
 
 
 def close_complete(ctx: Context) -> None:
-    """Drop the changes that wait for no node any more, and report their plans as succeeded.
+    """Drop every change that waits for no node, and report its plan as succeeded.
 
     In a job with rounds, do nothing unless a round runs.
     """

@@ -83,7 +83,7 @@ def _grant(ctx: Context, plan: Plan, request: int, about: str, *, why: str) -> N
 
 
 def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: str) -> set[NodeKey]:
-    """Make the ranks in `target` the wanted ones of their roles, and remove nodes whose rank is not wanted any more.
+    """Set the wanted ranks of the roles in `target`, and remove nodes whose rank is not wanted any more.
 
     Nodes in `removed`, and nodes that were to replace them, are removed even if their rank is still wanted. Returns all
     nodes that are removed. `about` names the request in the job event.
@@ -123,9 +123,9 @@ def _move(ctx: Context, change: ScaleOperation, move: Migration) -> None:
 
 
 def _await(ctx: Context, change: ScaleOperation, roles: set[str], there: set[NodeKey]) -> None:
-    """Make `change` wait until the nodes of these roles take part, and until those that leave have ended.
+    """Make `change` wait until the new nodes of these roles take part and the leaving nodes have ended.
 
-    `there` has the nodes that took part before the change; of these, it waits only for those that leave.
+    `there` has the nodes that took part before the change. They are not new.
     """
     for node in ctx.state.nodes.values():
         if node.key.role not in roles or node.status.ended:

@@ -25,7 +25,7 @@ from resile.protocol.reports import NodeStatus, RendezvousConfig, RoundAssignmen
 
 
 def fit(nodes: int, config: RendezvousConfig) -> int:
-    """The size of the largest round that `nodes` nodes can form by the rules; 0 if they are too few."""
+    """The size of the largest round that `nodes` nodes can form by the rules in `config`; 0 if they are too few."""
     size = min(nodes, config.max_nodes) // config.node_unit * config.node_unit
     return size if size >= config.min_nodes else 0
 
@@ -45,10 +45,10 @@ def start_join_timer(ctx: Context, rdzv: Rendezvous) -> None:
 
 
 def form(ctx: Context, rdzv: Rendezvous, *, newcomer: bool = False) -> None:
-    """Close the round that forms if enough nodes wait and it can become no larger.
+    """Close the round that forms if enough nodes wait, and if no more are expected or no more fit in.
 
-    If more nodes may come, the round stays open. With `newcomer` (a node has just joined), set the alarm that will
-    close it. If the previous round turns out to have finished, the job succeeds instead.
+    Otherwise the round stays open. If enough nodes wait and `newcomer` is True (a node has just joined), the alarm that
+    closes the round is set. If the previous round has finished, the job succeeds instead.
     """
     forming, config, index = rdzv.forming, rdzv.config, ctx.index
     if forming is None or config is None or succeed_if_finished(ctx, rdzv):
@@ -78,9 +78,9 @@ def close_if_possible(ctx: Context, rdzv: Rendezvous) -> bool:
 
 
 def on_join_timeout(ctx: Context, rdzv: Rendezvous) -> None:
-    """End the wait for nodes to join: close the round if enough nodes have come, else fail the job.
+    """End the wait for nodes to join. Close the round if enough nodes have come; otherwise fail the job.
 
-    If members of the previous round took the last step and have not ended yet, wait for them as long again instead.
+    But if members of the previous round took the last step and have not ended, start the same wait again.
     """
     state, config = ctx.state, rdzv.config
     if rdzv.forming is None or state.suspended:
@@ -111,7 +111,7 @@ def on_join_timeout(ctx: Context, rdzv: Rendezvous) -> None:
 def succeed_if_finished(ctx: Context, rdzv: Rendezvous) -> bool:
     """Let the job succeed if the previous round has finished, and return True; otherwise return False.
 
-    The round has finished if at least one member ended well and no other member is alive.
+    The round has finished if at least one member ended well and no unfinished member is alive.
     """
     previous = rdzv.previous
     if not previous.done or any(ctx.state.nodes[key].alive for key in previous.unfinished):
@@ -133,8 +133,8 @@ def _size(ctx: Context, rdzv: Rendezvous) -> int:
 def _awaits_complete_members(ctx: Context, rdzv: Rendezvous) -> bool:
     """True if no round may form yet, because members of the previous round took the last step and have not ended.
 
-    If only newcomers formed a round now, they would train from the start again. So the result is False once a waiting
-    node has the state of the previous round.
+    A round of newcomers alone would train from the start again. If a node that waits has the state of the previous
+    round, this cannot happen, and the result is False.
     """
     previous, waiting = rdzv.previous, ctx.index.waiting
     if previous.end is not RoundEnd.COMPLETE:

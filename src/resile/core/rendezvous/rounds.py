@@ -14,7 +14,7 @@ from resile.protocol.master_to_agent import RoundComplete, RoundOver
 
 
 def on_join(ctx: Context, rdzv: Rendezvous, node: Node, join: Join) -> None:
-    """Let a node wait for a round that is newer than `join.after`, and form or grow the round if that is possible."""
+    """Let a node wait for a round newer than `join.after`. If possible, form it, or end the running round for it."""
     agent = node.agent
     if agent is None or not node.alive:
         return
@@ -43,8 +43,8 @@ def on_straggler_wait_over(ctx: Context, rdzv: Rendezvous) -> None:
 def on_last_step_taken(ctx: Context, rdzv: Rendezvous, node: Node, report: LastStepTaken) -> None:
     """Note that all members of a round took the last step, so that no newcomer does their work again.
 
-    The members of a running round are told that it is complete. If the round is over, they were told that, and meet
-    once more. But a process that had no answer in time may finish in the round that is over.
+    If the round still runs, its members are told that it is complete. If it is over, they know that already, and meet
+    in another round. But a process that got no answer in time may still finish in the old round.
     """
     current, previous = rdzv.running, rdzv.previous
     if current is not None and report.round == current.round and node.key in current.assignments:
@@ -56,11 +56,11 @@ def on_last_step_taken(ctx: Context, rdzv: Rendezvous, node: Node, report: LastS
 
 
 def on_node_finished(ctx: Context, rdzv: Rendezvous, node: Node, report: NodeFinished) -> bool:
-    """Note that the node's processes ended well in the round of `report`.
+    """Note that the node's processes ended well in the round of `report`. If all members did so, the job succeeds.
 
-    Once the processes of all members have ended well, the job succeeds. Returns False if the node is not a member of
-    that round, or if the round is too old to count. The previous round counts for elastic nodes: it may have ended a
-    moment ago, for example to let in a newcomer. But if a script failed in it, the node is told to join again.
+    Returns False if the node is not a member of that round, or if the round is too old to count. For elastic nodes, the
+    previous round counts too, because it may have ended a moment ago, for example to let in a newcomer. But if a script
+    failed in the previous round, the node is told to join again.
     """
     current, previous = rdzv.running, rdzv.previous
     if node.agent is None:
@@ -88,8 +88,8 @@ def on_node_finished(ctx: Context, rdzv: Rendezvous, node: Node, report: NodeFin
 def on_script_failed(ctx: Context, rdzv: Rendezvous, node: Node) -> None:
     """Tell the finished members of the previous round to join again, because the script of its member `node` failed.
 
-    Does nothing if `node` is not an unfinished member of that round. A member that is only lost after the last step is
-    not needed any more, but a script that fails then is run again.
+    Does nothing if `node` is not an unfinished member of that round. Call this only if the script failed. If a node was
+    merely lost after the last step, the job can do without it.
     """
     if node.key in rdzv.previous.unfinished:
         rdzv.previous.end = RoundEnd.FAILED

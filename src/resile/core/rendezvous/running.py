@@ -42,9 +42,9 @@ def on_workers_changed(ctx: Context, rdzv: Rendezvous, node: Node, report: Worke
 
 
 def on_spare_worker_failed(rdzv: Rendezvous, node: Node, left: int) -> None:
-    """Correct the entry of a node in `RoundRunning.changed` after the failure of a process that was in no round.
+    """Correct `RoundRunning.changed` after the failure of a process of `node` that was in no round.
 
-    The node has `left` processes now. If these are no more than it has in the round, the entry is removed.
+    The node has `left` processes now. If these are no more than it has in the round, its entry is removed.
     """
     running = rdzv.running
     if running is not None and node.key in running.changed:
@@ -55,7 +55,7 @@ def on_spare_worker_failed(rdzv: Rendezvous, node: Node, left: int) -> None:
 
 
 def on_step_noted(ctx: Context, rdzv: Rendezvous, number: Round) -> None:
-    """Note that the journal has a step of round `number`. At the first one, let `grow` end the round for newcomers."""
+    """Note that the journal has a step of round `number`. After the first, `grow` may end the round for newcomers."""
     running = rdzv.running
     if running is not None and running.round == number and not running.stepped:
         running.stepped = True
@@ -65,9 +65,9 @@ def on_step_noted(ctx: Context, rdzv: Rendezvous, number: Round) -> None:
 def grow(ctx: Context, rdzv: Rendezvous) -> bool:
     """End the running round if a larger one is possible, or if a member has another number of processes ready.
 
-    If there are elastic processes, the round ends only after its first step or after `straggler_wait`. Returns True if
-    the round has ended or will end then; False if there is no reason to end it, or if its members have taken the last
-    step.
+    If there are elastic processes, the round ends only after its first step, or `straggler_wait` after its start.
+    Returns True if the round has ended or will end soon. Returns False if there is no reason to end it, or if its
+    members have taken the last step.
     """
     running = rdzv.running
     if running is None or running.is_ending:  # a newcomer would do the finished work again

@@ -93,12 +93,12 @@ class Rendezvous(msgspec.Struct, kw_only=True):
         return self.running is not None and key in self.running.assignments
 
     def needs(self, key: NodeKey) -> bool:
-        """True if the loss of this node ends the running round: it is a member and has not finished."""
+        """True if this node is a member of the running round and has not finished. Then its loss ends the round."""
         running = self.running
         return running is not None and key in running.assignments and key not in running.done
 
     def has_taken_last_step(self, key: NodeKey) -> bool:
-        """True if a node's processes have taken their last step and have not ended, so no node can replace it."""
+        """True if the node's processes took the last step and have not ended. Then no node can replace this one."""
         if self.running is not None:
             return key in self.running.assignments and self.running.is_ending
         return self.previous.end is RoundEnd.COMPLETE and key in self.previous.unfinished

@@ -55,7 +55,7 @@ class Journal(Protocol):
         """
 
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
-        """Add events, and job events for the story: all of them or, if this raises an error, none."""
+        """Add `events` to the log, and `story` to the story. If this raises an error, nothing is added."""
 
     def snapshot(self, state: JobState, at: float) -> None:
         """Replace the old snapshot and all events by `state`. The story stays."""

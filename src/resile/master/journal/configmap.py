@@ -123,9 +123,9 @@ class ConfigMapJournal:
     folds_itself = True
 
     def __init__(self, spec: JobSpec, client: BlockingClient, *, served: str = "") -> None:
-        """Prepare. `served` says how it is known that the job had a master before; empty if it is not known.
+        """Prepare. `served` names a sign that the job had a master before; empty if there is no sign.
 
-        If `served` is given, `load` takes an empty journal for a damaged one.
+        If there is a sign, `load` counts an empty journal as damaged.
         """
         self._spec = spec
         self._client = client
@@ -292,7 +292,7 @@ class ConfigMapJournal:
     def _look(self, data: dict[str, str], binary: dict[str, str | None]) -> bool:
         """Read the ConfigMap again after a conflict, and return True if it already holds `binary`.
 
-        Otherwise `data` and `binary` are to be written again, with the resourceVersion that was read. If the ConfigMap
+        If it returns False, the caller must write `data` and `binary` again, with the new `_version`. If the ConfigMap
         was made anew and is empty, the whole journal is added to `data` and `binary`. Raises `JournalTaken` if another
         master is the writer, and `JournalGone` if there is no ConfigMap.
         """
@@ -349,4 +349,4 @@ class ConfigMapJournal:
 
 
 class _Conflict(Exception):
-    """The ConfigMap has another resourceVersion than this process knows: it was changed by another program."""
+    """Raised if the ConfigMap has changed since this process last read or wrote it."""

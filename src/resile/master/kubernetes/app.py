@@ -129,7 +129,7 @@ async def _until_deleted(
 async def _still_there(where: ClusterOptions, client: Client, metadata: Object) -> Object | None:
     """Get the job's resource from the API server; None if it was deleted or is being deleted.
 
-    A list without the job does not prove that the job was deleted, because a starting API server may list nothing.
+    Call this if a list lacks the job, because a starting API server may list nothing although the job exists.
     """
     found = await until_answered(
         "whether the job was deleted cannot be asked",

@@ -28,9 +28,9 @@ def status_of(
     generation: int,
     hindrance: Callable[[NodeKey], str] = lambda _: "",
 ) -> Object:
-    """The new status of the job's resource; its conditions continue those of `before`, the present status.
+    """The new status of the job's resource. Its conditions continue those of the present status `before`.
 
-    `generation` is that of the spec that the master has acted upon; `hindrance` says why a pending node cannot start.
+    `generation` is that of the spec that the master follows. `hindrance` says why a pending node cannot start.
     """
     report = report_of(state, now, generation, hindrance)
     return registry.job_kind(state.spec.kind).write_status(report, state.spec.name, before, now)

@@ -168,7 +168,7 @@ class PlanWatch:
 
 
 def _age(plan: Object) -> tuple[str, int]:
-    """A sort key: when the plan was created, and within a second its resourceVersion, which grows with every write."""
+    """A sort key: when the plan was created (whole seconds), then its resourceVersion, which grows with every write."""
     metadata = plan["metadata"]
     version = str(metadata.get("resourceVersion") or "")
     return str(metadata.get("creationTimestamp")), int(version) if version.isdecimal() else 0

@@ -67,7 +67,7 @@ class SpecWatch:
         self._refused = ""
 
     async def run(self, job: Object) -> None:
-        """Ask the core for what the resource `job` wants, and again for what it wants after each change.
+        """Ask the core to make the job as its resource `job` describes, now and after each change of the resource.
 
         Returns when the resource is deleted, or is missing in a list.
         """

@@ -50,7 +50,7 @@ PASSING = (Reason.MASTER_STARTING, Reason.MASTER_LOST, Reason.MASTER_CANNOT_STAR
 
 
 class Restarts(msgspec.Struct, frozen=True):
-    """Counts how many masters of one job were started in a row because each ended soon after its start."""
+    """Counts the starts of a job's masters in a row. The count begins anew after a master that lived long."""
 
     starts: int = 0
     last: float | None = None
@@ -65,9 +65,9 @@ class Restarts(msgspec.Struct, frozen=True):
         return Seconds(max(0.0, self.last + pause - now)) if pause and self.last is not None else Seconds(0.0)
 
     def after(self, now: float) -> Restarts:
-        """The count to go on with after the newest master has ended.
+        """The count after the newest master has ended.
 
-        It begins anew at 0 if that master lived for `intervals.HEALTHY`; otherwise it stays as it is.
+        It is 0 if that master lived for `intervals.HEALTHY`; otherwise it is unchanged.
         """
         healthy = self.last is not None and now - self.last > intervals.HEALTHY
         return Restarts(0, None, self.index) if healthy else self
@@ -104,7 +104,7 @@ class RemoveMaster(msgspec.Struct, frozen=True):
 
 
 class RemovePods(msgspec.Struct, frozen=True):
-    """Remove all pods of a job whose time to live is over."""
+    """Remove all pods of an ended job, because their time to live is over."""
 
 
 class StopNodes(msgspec.Struct, frozen=True):
@@ -236,10 +236,10 @@ def _leaving(pod: Object, now: float) -> Decision:
 
 
 def _blocked(seen: ObservedJob, phase: JobPhase | None, pod: Object, now: float) -> Decision:
-    """Decide about a job whose master cannot start, because `pod`, which has another owner, has the master's name.
+    """Decide about a job whose master cannot start, because `pod` has the master's name but belongs to another owner.
 
-    Soon after the job's creation, wait: the pod may be that of an earlier job, which Kubernetes removes. After
-    `intervals.MAKE_ROOM`, write to the job's status that its master cannot start.
+    If the job was created less than `intervals.MAKE_ROOM` ago, wait, because Kubernetes may be removing the pod of an
+    earlier job. After that, write to the job's status that its master cannot start.
     """
     created = SetStatus(JobPhase.CREATED, Reason.CREATED, "the job was accepted and gets its master")
     born = moment(seen.job["metadata"].get("creationTimestamp", "")) or now
@@ -273,7 +273,7 @@ def _ended(seen: ObservedJob, now: float) -> Decision:
 
 
 def ttl_of(annotations: Mapping[str, str]) -> Seconds | None:
-    """How long the pods of an ended job stay, by its annotation; None (for ever) if that is missing or no time."""
+    """How long the pods of an ended job stay; None (for ever) if the annotation for this is missing or no duration."""
     return duration(annotations.get(intervals.TTL_ANNOTATION, ""))
 
 

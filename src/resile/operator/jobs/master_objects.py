@@ -33,7 +33,7 @@ def owner(job: JobSpec) -> Object:
 
 
 def applied(job: JobSpec) -> list[tuple[Kind, Object]]:
-    """The objects whose content follows from the job alone, so that they can be applied again and again."""
+    """The objects of a master whose content depends on the job alone. They can be applied any number of times."""
     kind = registry.job_kind(job.kind)
     name = kind.master_name(job.name)
     return [
@@ -55,7 +55,7 @@ def binding(job: JobSpec) -> Object:
 
 
 def key_pair(job: JobSpec) -> Object:
-    """A Secret with a new key and certificate, which only the master mounts. An existing one is never overwritten."""
+    """A Secret with a new key and certificate, for the master alone. Do not overwrite an existing Secret with it."""
     kind = registry.job_kind(job.kind)
     pair = new_pair(kind, job.name, job.namespace)
     data = {TLS_CERTIFICATE: _encoded(pair.certificate), TLS_KEY: _encoded(pair.key)}
@@ -64,7 +64,7 @@ def key_pair(job: JobSpec) -> Object:
 
 
 def new_pair(kind: JobKind, job: str, namespace: str) -> Pair:
-    """A new key and a self-signed certificate, which outlasts any job, with all names of the master's Service."""
+    """A key and a self-signed certificate for all names of the master's Service. The certificate outlasts any job."""
     host, name = kind.master_host(job, namespace), kind.master_name(job)
     return self_signed(name, [host, f"{host}.cluster.local", f"{name}.{namespace}", name])
 
@@ -76,18 +76,18 @@ def credentials(job: JobSpec, pair: Object) -> Object:
 
 
 def trusting(credentials: Object, pair: Object) -> Object:
-    """The object to apply so that the Secret `credentials` gets the certificate of the Secret `pair`.
+    """An object that, once applied, writes the certificate of the Secret `pair` into the Secret `credentials`.
 
-    The object names the uid of `credentials`, so that no later Secret of the same name is changed.
+    The object names the uid of `credentials`, so it cannot change a later Secret of the same name.
     """
     metadata = {field: credentials["metadata"][field] for field in ("name", "namespace", "uid")}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {TRUSTED: certificate(pair)}}
 
 
 def again(new: Object, before: Object) -> Object:
-    """The Secret `new`, but with the content of `before`, the deleted Secret that it replaces.
+    """The Secret `new`, but with the content of `before`. Use this if `before` was deleted and `new` replaces it.
 
-    An annotation names the identity of `before`, so that `identity` gives the same for both.
+    The `identity` of `before` is written into an annotation, so `identity` returns the same for both Secrets.
     """
     return {
         **new,
@@ -97,7 +97,7 @@ def again(new: Object, before: Object) -> Object:
 
 
 def identity(secret: Object) -> str:
-    """A name for the content of a Secret that does not reveal it: the uid of the first Secret with this content."""
+    """The uid of the first Secret that had the content of `secret`. It identifies the content without revealing it."""
     metadata = secret["metadata"]
     return str((metadata.get("annotations") or {}).get(RESTORES) or metadata["uid"])
 
@@ -107,7 +107,7 @@ def certificate(pair: Object) -> str:
 
 
 def trusted(credentials: Object) -> str:
-    """The certificate in the nodes' Secret; empty if the job began before resile had certificates."""
+    """The certificate in `credentials`, the nodes' Secret; empty if the job began before resile had certificates."""
     return str((credentials.get("data") or {}).get(TRUSTED, ""))
 
 

@@ -38,7 +38,7 @@ _BY = {"env": "name", "volumeMounts": "mountPath", "ports": "containerPort", "vo
 
 
 def master_pod(job: JobSpec, image: str, index: int, owner: Object, secrets: Sequence[str] = ()) -> Object:
-    """The manifest of the pod of master number `index`; `secrets` are the identities of the Secrets that it mounts."""
+    """The manifest of the pod of master number `index`. `secrets` has the `identity` of each Secret in the pod."""
     kind = registry.job_kind(job.kind)
     name = kind.master_name(job.name)
     given = job.master or RoleSpec(replicas=1)
@@ -182,8 +182,8 @@ def _unless_tolerated(tolerations: list[Object], theirs: Object) -> list[Object]
 def _over(ours: Any, theirs: Any, field: str = "") -> Any:
     """Merge the values `theirs` into `ours` and return the result. Where `theirs` is None, the value of `ours` stays.
 
-    Mappings are merged key by key. If `field` is a list in `_BY`, items of `theirs` replace items of `ours` that have
-    the same identifying field, and the other items of both stay. Any other value of `theirs` replaces that of `ours`.
+    Mappings are merged key by key. Lists are merged if `_BY` has `field`: an item of `theirs` replaces the item of
+    `ours` with the same identifying field, and other items stay. Any other value of `theirs` replaces that of `ours`.
     """
     if theirs is None:
         return ours

@@ -33,9 +33,9 @@ class Provisioned(msgspec.Struct, frozen=True):
 
 
 async def provision(client: Client, job: JobSpec, known: Secrets) -> Provisioned:
-    """Make or correct all objects that the job's master needs. A missing Secret gets the content that `known` has.
+    """Make or correct all objects that the job's master needs. A missing Secret gets its old content if `known` has it.
 
-    Raises `TryAgain` while an object of an earlier job of this name exists, and `KubeError`.
+    Raises `TryAgain` while an object of an earlier job of this name exists. Raises `KubeError` if a request fails.
     """
     provisioned, *_ = await together(
         _secrets(client, job, known),
@@ -48,9 +48,9 @@ async def provision(client: Client, job: JobSpec, known: Secrets) -> Provisioned
 
 
 def outdated(pod: Object, provisioned: Provisioned) -> tuple[str, ...]:
-    """The names of the Secrets whose content has changed since a master's pod was made.
+    """The names of the Secrets whose content has changed since the master's `pod` was made.
 
-    If the pod does not name its Secrets (an older operator made it), these are the Secrets that were replaced just now.
+    If an older operator made the pod, the pod does not name its Secrets. Then `provisioned.replaced` is returned.
     """
     noted = (pod["metadata"].get("annotations") or {}).get(SECRETS_ANNOTATION)
     if not noted:

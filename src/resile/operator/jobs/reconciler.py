@@ -92,7 +92,7 @@ class JobReconciler:
         self._deletions = asyncio.Semaphore(intervals.DELETIONS)
 
     async def reconcile(self, key: Key) -> Seconds | None:
-        """Execute the decisions about a job. Returns after how many seconds to do so again; None: only on a change."""
+        """Execute the decisions about a job. Returns the seconds until the next call, or None to wait for a change."""
         job = self._jobs.get(key)
         if job is None:
             self._memories.pop(key, None)
@@ -173,7 +173,7 @@ class JobReconciler:
             raise
 
     async def _compare_secrets(self, job: Object, provisioned: Provisioned) -> None:
-        """Write Events about Secrets that were deleted and made again. Remove a master that uses old content of one.
+        """Write Events about Secrets that were deleted and made again. Remove the master if it has outdated content.
 
         If a Secret was made again with the same content, the master stays. Otherwise the master's pod is removed, so
         that the next master uses the new content.

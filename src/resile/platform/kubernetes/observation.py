@@ -37,7 +37,7 @@ def observation(node: NodeKey, pod: Object) -> Observation:
 
 
 def gone(node: NodeKey, pod: Object | None) -> Observation:
-    """The observation of a node whose pod no longer exists: how the pod ended before, or `DELETED` if it had not."""
+    """The observation of a node whose pod no longer exists. Says how `pod` ended, or `DELETED` if it had not ended."""
     if pod is not None:
         last = observation(node, pod)
         if last.status.ended:

@@ -23,7 +23,7 @@ _REQUIRED, _TERMS = "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelec
 
 
 def avoid(pod: Object, machines: Iterable[str]) -> None:
-    """Add a node affinity to a pod that keeps it off `machines`; affinities of its template stay in force."""
+    """Keep a pod off `machines` by a node affinity. Affinities of the pod's template stay in force."""
     names = sorted(machines)
     if not names:
         return
@@ -39,14 +39,14 @@ def avoid(pod: Object, machines: Iterable[str]) -> None:
 
 
 def held_back(pod: Object) -> bool:
-    """True if a pod is not scheduled yet, is not being deleted, and has the rule of `avoid`."""
+    """True if a pod is not scheduled yet, is not being deleted, and has a node affinity made by `avoid`."""
     metadata = pod["metadata"]
     free = (pod.get("spec") or {}).get("nodeName") or metadata.get("deletionTimestamp")
     return not free and ANNOTATION in (metadata.get("annotations") or {})
 
 
 def released(pod: Object) -> Object:
-    """The manifest of a new pod with the same name and spec, without the rule of `avoid`."""
+    """The manifest of a new pod with the same name and spec, but without the node affinity made by `avoid`."""
     metadata = {key: pod["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences")}
     annotations = dict(pod["metadata"]["annotations"])
     rules = [_rule(name) for name in annotations.pop(ANNOTATION).split(",")]

@@ -48,11 +48,11 @@ class KubernetesPlatform:
         tls: bool = True,
         broke: Callable[[BaseException], None] = lambda error: log.critical("the platform broke", exc_info=error),
     ) -> None:
-        """Prepare: only `start` and `launch` begin to call the API server. The caller closes `client`.
+        """Prepare, without a call to the API server. The caller closes `client`.
 
-        The resource with the uid of `spec` owns every pod and Service. Pods reach the master at `address`
-        (`host:port`), by default its Service. `broke` is called with an unexpected error of a background task; after
-        it, pods may not be watched or made.
+        The job's Kubernetes object (its uid is in `spec`) owns every pod and Service. Pods reach the master at
+        `address` (`host:port`), by default at the master's Service. `broke` is called with an unexpected error of a
+        background task. After such an error, pods may no longer be watched or made.
         """
         self._spec = spec
         self._kind = registry.job_kind(spec.kind)
@@ -153,7 +153,7 @@ class KubernetesPlatform:
     async def _release(self, node: NodeKey, uid: str) -> None:
         """Wait for the pod with this uid to be scheduled. If it is still held back after a time, replace it.
 
-        The new pod has the same name, but not the rule of `avoid`, so that it may go to any machine.
+        The new pod has the same name, but no node affinity made by `avoid`. So it may go to any machine.
         """
         await asyncio.sleep(min(NO_ROOM, self._spec.timeouts.pend / 2))  # it must have the time to start then
         pod = self._pods.get(node)
@@ -186,8 +186,8 @@ class KubernetesPlatform:
     async def _exists(self, node: NodeKey) -> bool:
         """True if the node's pod exists and belongs to this job, not to an earlier job of the same name.
 
-        The pod's observation is then passed on, even if it has not changed. Returns False also if the API server cannot
-        be asked, or if `_release` is replacing the pod.
+        If True, the pod's observation is passed on, even if it has not changed. Returns False also if the API server
+        cannot be asked, or if `_release` is replacing the pod.
         """
         try:
             name = self._kind.node_name(self._spec.name, node.role, node.id)
@@ -262,7 +262,7 @@ class KubernetesPlatform:
     def _on_list(self, listed: Listed) -> None:
         """Update the known pods from a list of all pods, and report the changes.
 
-        A known pod that is not in the list is gone, unless the pod is newer than the list or its node is being
+        A known pod that is not in the list counts as gone, unless the pod is newer than the list or its node is being
         launched.
         """
         there = {node: pod for pod in listed.items if (node := self._node_of(pod)) is not None}
@@ -275,7 +275,7 @@ class KubernetesPlatform:
                 self._on_pod(node, pod)
 
     def _is_replaced(self, node: NodeKey, pod: Object) -> bool:
-        """True if `_release` replaces this pod, so that the end of the pod is not the end of its node."""
+        """True if `_release` is replacing this pod. Then the end of the pod is not the end of its node."""
         return node in self._released and self._released[node] == pod["metadata"].get("uid")
 
     def _node_of(self, pod: Object) -> NodeKey | None:
@@ -285,7 +285,7 @@ class KubernetesPlatform:
         return self._kind.node_of(pod["metadata"]["name"], self._spec.name)
 
     def _on_answer(self, node: NodeKey, pod: Object) -> None:
-        """Treat a pod in the answer to a call as observed, unless the watch has reported that pod in the meantime."""
+        """Handle a pod that the API server returned to a call, unless the watch has already reported the pod."""
         last, known = self._observed.get(node), self._pods.get(node)
         unmade = last is None or last.status is NodeStatus.PENDING  # counts only if there is no pod
         if unmade if known is None else self._is_replaced(node, known):

@@ -47,9 +47,9 @@ def master_address(spec: JobSpec) -> str:
 
 
 def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = True) -> Object:
-    """The manifest of a node's pod, with variables that tell its agent to connect to the master at `address`.
+    """The manifest of a node's pod. Its variables tell the node's agent to connect to the master at `address`.
 
-    With `tls`, further variables name the master's host and the file with its certificate, in the folder of the token.
+    With `tls`, more variables name the master's host and the file of the master's certificate, next to the token.
     """
     kind, role = registry.job_kind(spec.kind), spec.roles[launch.node.role]
     template: Object = copy.deepcopy(role.template)
@@ -94,7 +94,7 @@ def pod_manifest(spec: JobSpec, launch: Launch, address: str, *, tls: bool = Tru
 
 
 def service_manifest(spec: JobSpec, role: str, rank: Rank) -> Object:
-    """The manifest of the Service of one rank. Its name stays the same when the rank's node is replaced."""
+    """The manifest of the Service of one rank. The Service keeps its name when the rank's node is replaced."""
     kind, port = registry.job_kind(spec.kind), spec.roles[role].port
     selector = kind.rank_selector(spec.name, role, rank)
     return {
@@ -135,7 +135,7 @@ def _tolerations(given: list[Object]) -> list[Object]:
 def _environment(
     spec: JobSpec, launch: Launch, address: str, secure: dict[str, str], given: list[Object]
 ) -> list[Object]:
-    """The pod's variables: resile's first, so that those of the user (`given`) can refer to them as `$(NODE_RANK)`."""
+    """The pod's variables. Those of resile come first, so the user's (`given`) can use them, such as `$(NODE_RANK)`."""
     kind = registry.job_kind(spec.kind)
     setting = NodeSetting(
         node=launch.node,

@@ -16,9 +16,9 @@ class AddressesUsedUpError(RuntimeError):
 
 
 class Addresses:
-    """Hands out 127.0.1.1, 127.0.1.2, … to nodes, skips addresses in use, and after the last starts over.
+    """Hands out 127.0.1.1, 127.0.1.2, … to nodes. Skips addresses in use. Starts over after the last address.
 
-    An address is used again as late as possible: peers of its former node may still try to reach it.
+    An address is used again as late as possible, because peers of its former node may still try to reach it.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Addresses:
         raise AddressesUsedUpError(f"all {HOSTS * NETWORKS} loopback addresses of the job are in use")
 
     def go_on_after(self, address: str) -> None:
-        """Let `take` continue after `address`, which an earlier master handed out, unless `take` is past it already."""
+        """Let `take` continue after `address`, but never go back. Call this for addresses from an earlier master."""
         parts = address.split(".")
         if len(parts) == 4 and all(part.isdigit() for part in parts):
             number = (int(parts[2]) - 1) * HOSTS + int(parts[3]) - 1
@@ -42,10 +42,10 @@ class Addresses:
 
 
 class AddressBook:
-    """Keeps an address for each rank, for roles whose nodes are told all addresses when they start (`TF_CONFIG`).
+    """Keeps an address for each rank. Some roles need this: their nodes get all addresses at their start (`TF_CONFIG`).
 
-    It does the work of a cluster's Services: a rank has an address before its node has started, and the rank's next
-    node gets the same address, unless the previous node still lives.
+    It does the work of a cluster's Services. A rank has an address before its node has started. The rank's next node
+    gets the same address, unless the previous node still lives.
     """
 
     def __init__(self, addresses: Addresses, places: Iterable[tuple[str, Rank]]) -> None:
@@ -63,7 +63,7 @@ class AddressBook:
         return address
 
     def keep(self, role: str, rank: Rank, address: str) -> None:
-        """Make `address` the address of a rank: the rank's node, which an earlier master launched, lives and has it."""
+        """Make `address` the address of a rank. Call this for a living node that an earlier master launched."""
         self._of[role, rank] = address
 
     def by_role(self, ports: dict[str, int]) -> dict[str, list[str]]:

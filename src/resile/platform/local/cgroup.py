@@ -38,7 +38,7 @@ class MemoryLimits:
         self._prune()
 
     def create(self, node: str, limit: Bytes) -> Path:
-        """Make a node's cgroup with this limit; an empty one of its name is replaced. Raises `OSError` on failure."""
+        """Make a node's cgroup with this limit. Replaces an empty one of the same name. Raises `OSError` on failure."""
         path = self._job / node
         with contextlib.suppress(FileNotFoundError):
             path.rmdir()

@@ -77,7 +77,7 @@ class ExitFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the files of a node and /proc say of it when `read_node` is called."""
+    """The state of a node at the call of `read_node`, from the node's files and from /proc."""
 
     node: NodeKey
     name: str
@@ -97,7 +97,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """0 while the node runs, and if its shim recorded no end."""
 
     def pids(self) -> list[int]:
-        """All processes of the node, the main process first; empty if it does not run. Reads all of /proc."""
+        """All processes of the node, the main process first; empty if the node does not run. Reads all of /proc."""
         return processes.tree(self.pid) if self.pid else []
 
 

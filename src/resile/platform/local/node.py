@@ -183,7 +183,7 @@ class LocalNode:
         self._end_with(NodeStatus.FAILED, files.lost(self.record))
 
     def _remove_cgroup(self, tries: int) -> None:
-        """Remove the node's cgroup, in up to `tries` more attempts: killed processes may take a moment to leave it."""
+        """Remove the node's cgroup. Retry up to `tries` times, because killed processes may leave it with a delay."""
         remove_cgroup(self.record.cgroup)
         if tries and os.path.exists(self.record.cgroup):
             asyncio.get_running_loop().call_later(0.05, self._remove_cgroup, tries - 1)

@@ -87,9 +87,9 @@ def tree(root: int) -> list[int]:
 def kill_strays(node_directory: Path, session: int | None) -> int:
     """Kill the processes of a node whose shim is gone, and return their number.
 
-    The processes are found by the variable `LOCAL_NODE_VARIABLE` in their environment and by the number of their
-    session, if given. Give `session` only if the shim ended just now: later the number may be used again. Costs two or
-    more scans of /proc, a few milliseconds each.
+    A process belongs to the node if its `LOCAL_NODE_VARIABLE` names the directory, or if it is in `session`. Give
+    `session` only if the shim ended just now, because the number may be used again later. Costs two or more scans of
+    /proc, a few milliseconds each.
     """
     mark = f"{LOCAL_NODE_VARIABLE}={node_directory}".encode()
     killed: set[int] = set()

@@ -139,7 +139,7 @@ def start_time(pid: int) -> int:
 
 
 def children() -> list[int]:
-    """The pids of the shim's children: from the kernel's `children` file if it has one, else by a scan of /proc."""
+    """The pids of the shim's children. Reads the kernel's `children` file or, if there is none, all of /proc."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(pid) for pid in file.read().split()]
@@ -206,9 +206,9 @@ def read_grace(directory: str) -> float:
 def wait(node: Node, directory: str) -> None:
     """Wait until the main process has ended, or until the shim got SIGTERM and the grace is over.
 
-    SIGTERM is passed on to the group of the main process. If SIGTERM kills the main process, that was most often a
-    shell around a program that is still saving. So the wait then goes on until the whole group has ended, or until the
-    grace is over. A further SIGTERM can only shorten the grace.
+    SIGTERM is passed on to the group of the main process. If SIGTERM kills the main process, the wait goes on until the
+    whole group has ended or the grace is over. The reason: the main process was most often a shell, and the program
+    that the shell started is still saving. A further SIGTERM can only shorten the grace.
     """
     deadline: float | None = None
     while True:
@@ -255,7 +255,7 @@ def remove_cgroup(cgroup: str) -> None:
 
 
 def tell(line: str) -> None:
-    """Send one line to the platform. Ignore an error: the platform of the next master reads the node's files."""
+    """Send one line to the platform. Ignore an error, because the next master's platform reads the node's files."""
     with contextlib.suppress(OSError):
         os.write(STATUS_FD, line.encode() + b"\n")
 
@@ -287,8 +287,8 @@ def record_start(directory: str, node: Node, started_at: float) -> None:
 def record_end(directory: str, end: dict[str, object]) -> None:
     """Write `end` to `exit.json` and send it to the platform.
 
-    Readers see all of the file or nothing. The file is synced to disk only after the platform got the message: a disk
-    that is busy with a checkpoint must not delay a recovery, and a power failure ends the node anyway.
+    Readers see all of the file or nothing. The file is synced to disk after the message is sent, because a disk that is
+    busy with a checkpoint must not delay a recovery. A power failure before the sync ends the node anyway.
     """
     import json
 

@@ -270,7 +270,7 @@ class SimAgent:
         self._say(request)
 
     def read_all(self, reader: DataReader) -> None:
-        """Note that a reader has seen the end of the data; once all readers have, this node has finished."""
+        """Note that a reader has seen the end of the data. This node has finished when all its readers have seen it."""
         self._read.add(reader.name)
         if len(self._read) == self._nproc:
             self.completed(self.round)
@@ -322,7 +322,7 @@ class SimAgent:
             self.die()
 
     def die(self, *, silently: bool = False) -> None:
-        """End at once with all processes; with `silently`, as after a power cut, no connection is closed."""
+        """End at once with all processes. With `silently`, no connection is closed, as after a power cut."""
         if self.mode is Mode.GONE:
             return
         link, self._admitted = self._link, False

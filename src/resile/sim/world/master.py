@@ -32,7 +32,7 @@ _decode_state = msgspec.msgpack.Decoder(JobState).decode
 
 
 class MemoryJournal:
-    """A snapshot and the events since, as bytes: all that a dead master leaves behind."""
+    """The newest snapshot and the events after it, as bytes. A dead master leaves nothing else behind."""
 
     def __init__(self, state: JobState) -> None:
         self.compact(state)

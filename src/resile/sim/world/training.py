@@ -16,7 +16,7 @@ SAVE_EVERY = 4
 
 
 class Store:
-    """The newest checkpoint. A save is ignored if training has begun in a newer round than that of the save."""
+    """The newest checkpoint. Once training has begun in a newer round, a save of an older round is ignored."""
 
     def __init__(self) -> None:
         self.round = NO_ROUND
@@ -94,6 +94,6 @@ class SimTraining:
         world.enter(place, member)
 
     def leave(self, round_: Round, member: SimAgent) -> list[SimAgent]:
-        """End the steps of a round, because `member` leaves it, and return the other members."""
+        """Let `member` leave a round, which then takes no more steps. Returns the other members."""
         world = self._worlds.get(round_)
         return world.leave(member) if world is not None else []

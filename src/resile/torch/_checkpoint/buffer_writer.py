@@ -62,11 +62,11 @@ class BufferWriter:
     ) -> None:
         """Copy a state into the chosen buffer and commit it. Checksums, replica and storage follow in the background.
 
-        `text` is the encoded layout. The save goes to storage only if it is `due`; while storage is busy, it is
-        deferred. With `overlap`, leaves that only the optimizer changes are copied in the background, and the commit
-        comes after them; `before_update` waits for both. `on_replication` is called after the commit, perhaps on a
-        background thread. If it is None, the save is not copied to another node. Raises SlotTooSmall if a value has
-        outgrown its slot in the layout.
+        `text` is the encoded layout. The save goes to storage only if it is `due`. If storage is busy, the save is
+        deferred. With `overlap`, leaves that only the optimizer changes are copied in the background. The commit comes
+        after this copy, and `before_update` waits for both. `on_replication` is called after the commit, perhaps on a
+        background thread. If `on_replication` is None, the save is not copied to another node. Raises SlotTooSmall if a
+        value has outgrown its slot in the layout.
         """
         number, stores = choice.number, due and not choice.busy
         if due:
@@ -102,7 +102,7 @@ class BufferWriter:
         self._copying = self._copier.submit(copy_rest)
 
     def before_update(self) -> None:
-        """Wait until an overlapped save has copied everything. Raises the copy's error if it failed."""
+        """Wait until a save with `overlap` has copied everything. If the copy failed, raises its error."""
         copying, self._copying = self._copying, None
         if copying is not None:
             copying.result()
@@ -112,7 +112,7 @@ class BufferWriter:
             sealing.result()
 
     def wait(self, timeout: float) -> None:
-        """Wait until all background work is done and storage has the saves that it was sent.
+        """Wait until all background work is done and storage has every save that was sent to it.
 
         Raises TimeoutError if one of these takes more than `timeout` seconds, and OSError if storage refused the last
         save.

@@ -99,8 +99,8 @@ class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
 def check(storage: AnyStorage, step: int, share: int, shares: int) -> None:
     """Compare every `shares`-th file of a step with its checksums, beginning with file number `share`.
 
-    So `shares` ranks check one step together. Raises IncompleteBuffer if a part is missing, too short or altered, and
-    NotReadable if storage does not return it.
+    So `shares` ranks can check one step together. Raises IncompleteBuffer if a part is missing, too short or altered,
+    and NotReadable if storage does not return a part.
     """
     parts = storage.parts(step)
     if parts and [part.rank for part in parts] != list(range(parts[0].world)):
@@ -139,7 +139,7 @@ def _check_data(file: IO[bytes], part: Part) -> None:
 
 
 def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
-    """Read a step from storage into a state. No collective. The world that wrote the step may have had another size.
+    """Read a step from storage into a state. This is no collective. The step may come from a world of another size.
 
     Raises IncompleteBuffer if the step is damaged, NotReadable if storage fails, and StateMismatch if the step does not
     fit the state.

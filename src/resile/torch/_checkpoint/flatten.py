@@ -53,7 +53,7 @@ def key_of(path: Path) -> str:
 def parts(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield each value of a state with its path. `above` is the path of `state` itself.
 
-    A dictionary that holds modules or other objects with a `state_dict` is not yielded. Its values are, one by one.
+    If a dictionary holds modules or other objects with a `state_dict`, its values are yielded instead, one by one.
     """
     for key, value in state.items():
         path: Path = (*above, ("d", _sound_key(above, key)))
@@ -216,8 +216,8 @@ class LoadTarget:
     def tensor(self, path: Path, dtype: Any, shape: tuple[int, ...], *, array: bool = False) -> Any:
         """Return the tensor that is to be filled with the checkpoint's values for this path.
 
-        `shape` is the shape in the checkpoint, over all ranks. Raises StateMismatch if the state's tensor has another
-        shape. With `array`, `finish` converts the tensor to a numpy array.
+        `shape` is the shape of the checkpoint's tensor over all ranks. Raises StateMismatch if the state's tensor has
+        another shape. With `array`, `finish` converts the tensor to a numpy array.
         """
         key = key_of(path)
         target = self._loaded.get(path, self._live.get(key))
@@ -246,7 +246,7 @@ class LoadTarget:
         self._loaded[path] = value
 
     def check(self, paths: Iterable[Path]) -> None:
-        """Raise StateMismatch if a checkpoint with values at these paths lacks one that the state needs."""
+        """Raise StateMismatch if the state needs a value that the checkpoint lacks. `paths` are the checkpoint's."""
         found = list(paths)
         keys = {key_of(path) for path in found}
         known = {_steps(path[:length]) for path in found for length in range(1, len(path) + 1)}
@@ -259,7 +259,7 @@ class LoadTarget:
                 raise StateMismatch(f"the checkpoint has no {key_of(path)!r}")
 
     def finish(self) -> None:
-        """Hand the collected values to the objects of the state, once all tensors are filled."""
+        """Hand the loaded values to the objects of the state. Call this only when all tensors are filled."""
         for root, part in self._parts:
             leaves = {
                 path[len(root) :]: value.cpu().numpy() if path in self._arrays else value
@@ -315,9 +315,9 @@ class LoadTarget:
 
 
 def _steps(path: Path) -> tuple[str | int, ...]:
-    """The keys of a path, without the letters that say whether a key is of a dictionary, a list or a tuple.
+    """The keys of a path without their letters. A letter says if its key is of a dictionary, a list or a tuple.
 
-    DCP does not tell an integer key of a dictionary from a position in a list, so paths are compared without letters.
+    In DCP, an integer key of a dictionary looks like a position in a list. So paths are compared without letters.
     """
     return tuple(key for _, key in path)
 

@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 
 
 class MemoryPart(NamedTuple):
-    """A part in memory. `sums` are its checksums, or None if the process that saved it ended before computing them."""
+    """A part in memory. `sums` are its checksums; None if the saving process ended before it had computed them."""
 
     packed: PackedState
     sums: tuple[int, ...] | None
 
 
 class Verification:
-    """The comparison of one committed buffer with its checksums, as work that several threads may share."""
+    """Compares one committed buffer with its checksums. Several threads may share the work."""
 
     def __init__(self, buffer: Buffer, record: Record) -> None:
         """Map the buffer and read its layout and checksums. Nothing is compared yet.
@@ -59,7 +59,7 @@ class Verification:
     def finish(self, threads: int) -> None:
         """Compare the bytes that the thread of `begin` has not compared, and wait for that thread. Call this once.
 
-        Raises Damaged if a byte differs from what was saved, whichever thread found it.
+        Raises Damaged if any of the threads found a byte that differs from what was saved.
         """
         self.used = True
         run_jobs(threads, self._left)
@@ -70,7 +70,7 @@ class Verification:
 def verify_ahead(buffers: Iterable[Buffer], background: Executor) -> Verification | None:
     """Begin to verify the newest step in `buffers` on a thread of `background`, and return the verification.
 
-    None if there is no step with checksums, or if its layout or checksums are damaged.
+    Returns None if there is no step, if it has no checksums, or if its layout or checksums are damaged.
     """
     committed = [(record.sequence, buffer, record) for buffer in buffers if (record := buffer.record()) is not None]
     if not committed:
@@ -124,7 +124,7 @@ class Memory(NamedTuple):
         return MemoryPart(verification.packed, verification.sums)
 
     def drop_newer(self, step: int) -> None:
-        """Erase this rank's saves of later steps than the restored `step`: training takes those steps again."""
+        """Erase this rank's saves of steps after the restored `step`, because training takes those steps again."""
         for buffer in self.own:
             record = buffer.record()
             if record is not None and record.step > step:
@@ -143,8 +143,8 @@ class Memory(NamedTuple):
 def _complete(buffers: Iterable[Buffer], *, leads: bool) -> Iterator[tuple[Buffer, Record, Layout]]:
     """Yield the committed buffers that contain a whole part, each with its record and layout.
 
-    Of a state that all ranks have alike, only rank 0 and the leader of each node save everything. The buffers of other
-    ranks are skipped then. `leads` is True if `buffers` are a leader's. A buffer with a damaged layout is skipped.
+    If all ranks have the same state, only rank 0 and the leader of each node save all of it. Then the buffers of other
+    ranks are skipped. `leads` is True if `buffers` are a leader's. A buffer with a damaged layout is skipped.
     """
     for buffer in buffers:
         record = buffer.record()

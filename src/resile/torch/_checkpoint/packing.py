@@ -59,7 +59,7 @@ class PackedState:
     def fill(self, leaves: Iterable[Leaf], threads: int = 1) -> None:
         """Copy the values of the leaves into the bytes. The previous contents are lost even if this raises.
 
-        Raises SlotTooSmall if a value has outgrown its slot, and CannotRestore if `unpickled` could not read a value.
+        Raises SlotTooSmall if a value has outgrown its slot, and CannotRestore if no restore could read a value back.
         """
         by_key = {item.key: item for item in self.layout.items}
         copies: list[Callable[[], None]] = []
@@ -105,8 +105,8 @@ class PackedState:
     def read(self, load_target: LoadTarget, threads: int = 1, *, values: bool = True) -> None:
         """Copy what this rank needs into the state. Of a sharded tensor, copy only the overlap with this rank's piece.
 
-        If `values` is False, tensors are copied and pickled values are not. Raises StateMismatch, before anything is
-        copied, if a tensor has another shape in the state.
+        If `values` is False, tensors are copied and pickled values are not. If a tensor has another shape in the state,
+        this raises StateMismatch before anything is copied.
         """
         run_jobs(threads, self._copies(load_target))
         for item in self.layout.items if values else ():

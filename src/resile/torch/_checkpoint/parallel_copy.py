@@ -39,8 +39,8 @@ def memcpies(target: int, source: int, nbytes: int) -> list[Callable[[], None]]:
 def copying_threads(nbytes: int) -> int:
     """How many threads should copy this many bytes: one for each idle core, at least 1 and at most `THREADS`.
 
-    The cores on which other processes run at this moment are not idle (a load average would include past work). Cores
-    with this process's own threads count as idle: training waits for the copy, and torch's threads spin after work.
+    A core is not idle if another process runs on it at this moment (a load average would include past work). Cores with
+    this process's threads count as idle, because training waits for the copy and torch's threads only spin after work.
     """
     if nbytes <= PIECE:
         return 1
@@ -68,8 +68,8 @@ def _running_here() -> int:
 def run_jobs(threads: int, jobs: Iterable[Callable[[], None]]) -> None:
     """Run all jobs on `threads` threads, including this one, and raise the error of a job that failed.
 
-    Each free thread takes the next job. Several calls at once may be given the same iterator of a list. They then share
-    the jobs, and each job runs once.
+    Each free thread takes the next job. If several calls run at once and have the same list iterator as `jobs`, they
+    share the jobs, and each job runs once.
     """
     rest = iter(jobs)
 
@@ -88,7 +88,7 @@ def run_jobs(threads: int, jobs: Iterable[Callable[[], None]]) -> None:
 
 
 def populate(buffer: Buffer, how: int) -> None:
-    """Map a buffer and allocate its missing pages, to be read (`how` is POPULATE_READ) or written (POPULATE_WRITE)."""
+    """Map a buffer and allocate its missing pages. `how` is POPULATE_READ for reading, POPULATE_WRITE for writing."""
     size = buffer.size
     if not size:
         return

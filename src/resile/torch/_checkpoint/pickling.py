@@ -22,7 +22,7 @@ _READABLE: set[Any] = set()
 
 
 class CannotRestore(TypeError):
-    """A value was to be saved that no restore could read back. The text is one sentence that names the value."""
+    """A value cannot be saved, because no restore could read it back. The text is one sentence that names the value."""
 
 
 class _Unknown(Exception):
@@ -32,7 +32,7 @@ class _Unknown(Exception):
 class _Known(pickle.Pickler):
     """Pickles only what `_READABLE` allows, and raises `_Unknown` for anything else.
 
-    Plain values are always allowed: `pickle` does not call `reducer_override` for them.
+    Plain values are always allowed, because `pickle` does not call `reducer_override` for them.
     """
 
     def reducer_override(self, thing: Any) -> Any:

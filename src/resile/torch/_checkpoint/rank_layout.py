@@ -31,8 +31,8 @@ _EXTRA_STATE = {"SGD": 0, "Adagrad": 0, "RMSprop": 1, "ASGD": 2, "Rprop": 2}
 class Frame(NamedTuple):
     """The bytes that `torch.save` writes around the values of a tensor. They depend on its type and shape alone.
 
-    The checksums of the zip format are left out, and torch does not check them. So a save copies raw values between
-    two known pieces of bytes, and DCP can read the result.
+    The checksums of the zip format would depend on the values. They are left out, and torch does not check them. A save
+    therefore copies raw values between two known pieces of bytes, and DCP can read the result.
     """
 
     before: bytes
@@ -139,10 +139,10 @@ class Saver(NamedTuple):
 
 
 def lay_out(leaves: Iterable[Leaf], saver: Saver, **settings: Any) -> Layout:
-    """Give each leaf that this rank keeps a place in its buffer. Leaves that the rank writes to storage come first.
+    """Make a layout with the leaves that this rank keeps. The leaves that this rank writes to storage come first.
 
-    `settings` are further fields of the layout. Raises CannotRestore if a value could be written, but not read again,
-    and ValueError if two leaves have one name.
+    `settings` are passed to `Layout`. Raises CannotRestore if a value could be written but not read again, and
+    ValueError if two leaves have the same name.
     """
     leaves = list(leaves)
     refuse_duplicates(leaves)

@@ -59,10 +59,10 @@ class Restore:
     def run(self, state: State) -> int | None:
         """Load the newest step that all ranks can have, and return its number; None, with no change, if there is none.
 
-        All ranks raise the same error: StateMismatch if the checkpoint is of another model or another state;
-        NotReadable if memory has no step and storage, which may have one, does not answer for a while; NeverReadable if
-        waiting for storage is useless; PartsMissing if memory has only some parts of a step and there is no other step;
-        RuntimeError if a step was loaded in part and none completely, or some rank met an unexpected error.
+        All ranks raise the same error. StateMismatch: the checkpoint is of another model or another state. NotReadable:
+        memory has no step, and storage did not answer for a while. NeverReadable: the same, but waiting is useless.
+        PartsMissing: memory has only some parts of a step, and there is no other step. RuntimeError: a step was loaded
+        in part and none completely, or some rank met an unexpected error.
         """
         for seconds in PAUSES:
             try:
@@ -142,8 +142,8 @@ class Restore:
     def _set_aside(self, step: int) -> None:
         """On rank 0: rename a stored step that some rank found damaged.
 
-        If rank 0 finds the step sound or cannot read it, the step keeps its name and is noted as `_suspect`: the other
-        rank may have read a stale copy.
+        If rank 0 finds the step sound or cannot read it, the other rank may have read a stale copy. Then the step keeps
+        its name and is noted as `_suspect`.
         """
         assert self._storage is not None
         try:
@@ -219,7 +219,7 @@ class Restore:
     def _prepare(
         self, plan: RestorePlan, offers: Sequence[Sequence[Offer]], load_target: LoadTarget, held: dict[int, MemoryPart]
     ) -> None:
-        """Verify the parts that this rank reads or sends, before any rank changes its state, and put them into `held`.
+        """Verify the parts that this rank has and will read or send, and put them into `held`. No state changes yet.
 
         If the plan restores from storage, verify this rank's share of the stored files instead.
         """

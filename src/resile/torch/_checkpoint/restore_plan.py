@@ -39,7 +39,7 @@ class Offer(NamedTuple):
 
 
 class Source(enum.IntEnum):
-    """Where a step is restored from. Of several sources of one step the one with the highest value is used."""
+    """Where a step is restored from. If a step has several sources, the one with the highest value is used."""
 
     STORAGE = 1
     COPIES = 2
@@ -119,11 +119,11 @@ def gaps(rows: Sequence[Sequence[Offer]]) -> list[Gap]:
 
 
 def _ways_of_shared_step(rows: Sequence[Sequence[Offer]]) -> dict[Source, list[Transfer]]:
-    """The possible sources of a step that all ranks have alike, each with the transfers that it needs.
+    """The possible sources of a step whose state is not sharded, each with the transfers that it needs.
 
-    `rows` are the offers of this step by rank. MEMORY is possible if every rank has the step, and needs no transfer. If
-    some rank lacks the step, PEERS is possible instead: the first rank that has the step sends it to those that lack
-    it. With several ranks COPIES is possible too: the last rank that has the step sends it to all others.
+    `rows` has the offers of this step by rank. If every rank has the step, MEMORY is possible and needs no transfer.
+    Otherwise PEERS is possible: the first rank that has the step sends it to the ranks that lack it. If there are
+    several ranks, COPIES is possible too: the last rank that has the step sends it to all others.
     """
     holders = [rank for rank, row in enumerate(rows) if row]
     lacking = tuple(rank for rank, row in enumerate(rows) if not row)
@@ -157,11 +157,10 @@ def _ways_of_sharded_step(rows: Sequence[Sequence[Offer]], world: int) -> dict[S
 
 
 def needed(rank: int, ranks: int, row: Sequence[Offer], world: int) -> set[int]:
-    """The parts that a rank reads to restore a step.
+    """The parts that a rank reads to restore a step. `world` ranks saved the step, and `ranks` ranks restore it.
 
-    If as many `ranks` restore the step as saved it (`world`), a rank reads its own part and that of its node's leader.
-    The leader's part is found among the rank's offers (`row`); if none is a leader's, part 0 is read. Otherwise a rank
-    reads all parts.
+    If the two numbers differ, the rank reads all parts. If they are equal, it reads its own part and the part of its
+    node's leader. That is the part of kind LEADER in `row`, the rank's offers, or part 0 if there is no such offer.
     """
     if ranks != world:
         return set(range(world))
@@ -174,9 +173,9 @@ def _transfers(
 ) -> list[Transfer]:
     """The transfers after which each rank has the parts that it needs. `needs` has the needed parts by rank.
 
-    `holders` lists the ranks that have a part. The first of them sends the part to the ranks that need it and lack it.
-    `rather` lists the ranks that have a replica of a part. For the parts in `rather`, the first of these ranks sends
-    the replica to all other ranks that need the part, even to those that have it.
+    `holders` has for each part the ranks that have it. The first of them sends the part to the ranks that need it and
+    lack it. `rather` has for some parts the ranks that have a replica. Of such a part, the first of these ranks sends
+    its replica to all other ranks that need the part, even to ranks that have it.
     """
     transfers = []
     for part in sorted(holders):

@@ -29,7 +29,7 @@ HOLD = 600.0
 
 
 class Copied(enum.IntEnum):
-    """State of the replica of a rank's last save on another node."""
+    """Whether another node has a replica of a rank's last save."""
 
     READY = 0
     """The replica exists, or none is to be made."""
@@ -76,12 +76,12 @@ class BufferChoice(NamedTuple):
 
 
 def to_keep(statuses: Sequence[SaveStatus], *, partnered: bool) -> int | None:
-    """Choose which of the two saves in memory stays while the next save overwrites the other; its sequence number.
+    """Choose the save in memory that the next save must not overwrite, and return its sequence number.
 
-    The newest save that all ranks have stays, unless storage is still reading the older one. Then the older one stays,
-    but not with `partnered`: other nodes keep replicas of the last two saves, so only the older may be overwritten.
-    None if no save may be overwritten, and all ranks skip the next one. 0 if this group has saved nothing yet, and each
-    rank overwrites its older buffer.
+    This is the newest save that all ranks have. If storage is still reading the older save, it is the older one. With
+    `partnered` it is never the older one, because other nodes keep replicas of the last two saves. If no save may be
+    overwritten, the result is None, and all ranks skip the next save. If this group has saved nothing yet, the result
+    is 0, and each rank overwrites its older buffer.
     """
     common = set.intersection(*({each.first, each.second} for each in statuses)) - {0}
     if not common:  # this group has saved nothing yet
@@ -132,7 +132,7 @@ class SaveGroup:
 
     @property
     def attempt(self) -> str:
-        """The name of this group's attempt: only parts of one attempt belong together. Call `meet` first."""
+        """The name of this group's attempt. Only parts of one attempt belong together. Call `meet` first."""
         times = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return attempt_name(self._nonce or 0, times, self.collectives.world, self._floor)
 
@@ -180,7 +180,7 @@ class SaveGroup:
     def free(self) -> BufferChoice | None:
         """Choose the buffer for the next save of a state that is not sharded; None if both buffers wait for storage.
 
-        Of the buffers that do not wait for storage, it is the one with the older save.
+        If neither buffer waits for storage, this chooses the one with the older save.
         """
         ages = []
         for number, buffer in enumerate(self._memory.buffers):
@@ -193,9 +193,9 @@ class SaveGroup:
         return BufferChoice(number, isinstance(self._memory, MemoryClient) and self._memory.buffers[1 - number].wanted)
 
     def sent(self, sequence: int, length: int, local_world: int) -> None:
-        """Note that the agent is copying the save `sequence` to another node, and by when it should have answered.
+        """Note that the agent is copying the save `sequence` to another node, and set a deadline for its answer.
 
-        The time allows for the saves of all `local_world` ranks of the node, one after another, each of `length` bytes.
+        The deadline allows for the saves of all `local_world` ranks of the node, in turn, each of `length` bytes.
         """
         self._sent = sequence
         self._answer_by = time.monotonic() + copied_within(length, local_world)
@@ -218,7 +218,7 @@ class SaveGroup:
         """Agree on the buffer to overwrite, so that all ranks keep the same steps. A collective.
 
         Returns the buffer, or why all ranks skip the step. `copied` is the result of the method `copied`. `has_room` is
-        False if this rank's memory has no room for the save. Then a step is skipped unless it is `due` for storage.
+        False if this rank's memory has no room for the save. Then all ranks skip a step that is not `due` for storage.
         """
         saved = [record.sequence if (record := buffer.record()) else 0 for buffer in self._memory.buffers]
         first, second = (sequence if sequence > self._floor else 0 for sequence in saved)

@@ -42,7 +42,7 @@ class StoreQueue:
         once: LogOnce,
         submit: Callable[[Callable[[], None]], object],
     ) -> None:
-        """`submit` runs a function on the thread that computes checksums, after all that was submitted before."""
+        """`submit` runs a function on the thread that computes checksums, after all functions submitted before."""
         self._memory = memory
         self._log_once = once
         self._submit = submit
@@ -66,7 +66,7 @@ class StoreQueue:
         self._deferred = None
 
     def follow_up(self, overwritten: int | None) -> None:
-        """Send the deferred save, if there is one, now that storage is free.
+        """Send the deferred save, if there is one. Call this only when storage is free.
 
         `overwritten` is the number of the buffer that the next save overwrites; None if no save follows. The deferred
         save is dropped if it is in that buffer, or if its buffer already contains another save.
@@ -89,10 +89,10 @@ class StoreQueue:
             self._log_once.say("storage gets no more checkpoints: the agent does not answer")
 
     def wait(self, timeout: float) -> None:
-        """Wait until storage has the last save that it was sent, and then the deferred one.
+        """Wait until storage has the last save that was sent. Then send the deferred save and wait for it, too.
 
-        Raises TimeoutError after `timeout` seconds per save, and OSError, at each call, if storage refused the last
-        save.
+        Raises TimeoutError if a save takes longer than `timeout` seconds. If storage refused the last save, every call
+        raises OSError.
         """
         self._await_requested(timeout)
         self.follow_up(None)  # storage may accept this one, even if it refused the one before
@@ -116,8 +116,8 @@ def check_writable(
 ) -> None:
     """Write something to storage and remove it again. Raises NotWritable if storage will never accept a step.
 
-    `tell` sends a text to all ranks and returns the texts of all ranks, so that all ranks raise the same error. By
-    default there is one rank.
+    `tell` sends a text to all ranks and returns the texts of all ranks, so that all ranks raise the same error. The
+    default is for a single rank.
     """
     words = ""
     try:
@@ -130,7 +130,7 @@ def check_writable(
 
 
 def store_directly(storage: Storage | ObjectStorage, step: int, layout: Layout, leaves: list[Leaf]) -> None:
-    """Write this rank's part to storage, unbuffered. Raises OSError, StorageError or IncompleteBuffer if refused."""
+    """Write this rank's part to storage without a buffer. Raises OSError, StorageError or IncompleteBuffer."""
     if layout.is_anothers:
         return
     layout = layout.alone() if layout.whole else layout
@@ -157,7 +157,7 @@ def _blocks(file: IO[bytes]) -> Iterator[memoryview]:
 def _fill_file(descriptor: int, layout: Layout, leaves: list[Leaf]) -> list[int]:
     """Write the leaves to an open file, as `layout` says, and return the checksums.
 
-    Disk space is allocated first: writing to a mapped page without disk space kills the process.
+    Disk space is allocated first, because writing to a mapped page without disk space kills the process.
     """
     os.posix_fallocate(descriptor, 0, layout.length)
     with contextlib.closing(Buffer(os.dup(descriptor))) as file:

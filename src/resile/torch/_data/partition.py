@@ -13,7 +13,7 @@ import msgspec
 
 
 class Share(msgspec.Struct, frozen=True):
-    """How many samples of a step, or of one of its passes, a rank takes, and their weight in the loss."""
+    """The samples that a rank takes of a step or of one of its passes: their number, and their weight in the loss."""
 
     count: int
     """Samples of this rank that count. If 0, the rank gets one sample to repeat with `weight` 0, so that it takes part
@@ -44,14 +44,14 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def part(total: int, rank: int, world: int) -> tuple[int, int]:
-    """Begin and end of the samples of `rank` if `total` are split as evenly as possible over `world` ranks."""
+    """Begin and end of the samples of `rank` if `total` samples are split as evenly as possible over `world` ranks."""
     return total * rank // world, total * (rank + 1) // world
 
 
 def passes(total: int, rank: int, world: int, largest: int | None = None) -> list[Pass]:
     """The passes of one rank in a step of `total` samples (at least 1). There is at least one pass.
 
-    `largest` is the number of samples that a rank can hold in one pass; None: any number, so that there is one pass.
+    `largest` is the number of samples that a rank can hold in one pass. If it is None, there is one pass.
     """
     begin, end = part(total, rank, world)
     most = -(-total // world)
@@ -66,7 +66,7 @@ def passes(total: int, rank: int, world: int, largest: int | None = None) -> lis
 
 
 def spans(start: int, size: int, step_size: int, drop_last: bool) -> Iterator[Span]:
-    """Yield the steps left of an epoch of `size` samples, from `start` on; with `drop_last` only full steps."""
+    """Yield the steps of an epoch of `size` samples, from position `start` on. With `drop_last`, only full steps."""
     for begin in range(start, size, step_size):
         total = min(step_size, size - begin)
         if total == step_size or not drop_last:

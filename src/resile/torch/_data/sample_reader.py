@@ -61,10 +61,10 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 class Reader:
-    """Answers read requests with batches, or with none if the loader has begun a newer iteration."""
+    """Answers read requests with batches. Requests of older iterations of the loader get no batches."""
 
     def __init__(self, samples: Samples, newest: Any) -> None:
-        """`newest.value`, in shared memory, is the number of the newest iteration. Older ones get no samples."""
+        """`newest.value`, in shared memory, is the number of the loader's newest iteration."""
         self._samples = samples
         self._newest = newest
 
@@ -150,7 +150,7 @@ class StreamReader(Reader):
 def shuffled_by_blocks(samples: Iterator[Any], block: int, seed: int, epoch: int, start: int) -> Iterator[Any]:
     """Shuffle samples within blocks, so that reading can begin at any block.
 
-    `samples` begin at position `start` of the epoch, where a block begins. At most `block` samples are in memory.
+    `samples` begin at position `start` of the epoch. A block must begin there. At most `block` samples are in memory.
     """
     for number in itertools.count(start // block):
         together: Sequence[Any] = list(itertools.islice(samples, block))

@@ -74,7 +74,7 @@ class _Bucket:
         return dist.all_reduce(self.flat, async_op=True)
 
     def publish(self) -> None:
-        """Set the parameters' gradients to the sums, after the collective; to None where no rank had a gradient."""
+        """Set each gradient to its sum over the ranks, or to None if no rank had it. Call this after the collective."""
         for slot in self.slots:
             slot.parameter.grad = slot.view
         if self._without:
@@ -125,8 +125,8 @@ class Averager:
         """Hook into the backward passes of these parameters, until `close`.
 
         `bucket` is the size of a bucket in bytes, and `first_bucket` that of the first one. Frozen parameters cost
-        nothing. A parameter that is unfrozen gets a slot at the next step and keeps the slot when it is frozen again.
-        Otherwise a model that trains its halves in turns would often rebuild the buckets.
+        nothing. A parameter that is unfrozen gets a place in a bucket at the next step, and keeps the place when it is
+        frozen again. So the buckets are not rebuilt again and again if a model trains its halves in turns.
         """
         self._parameters = list(parameters)
         self._limits = (bucket, first_bucket)
@@ -190,8 +190,8 @@ class Averager:
     def finish(self) -> None:
         """End the step's backward passes. Every gradient is the mean over the world when this returns.
 
-        A gradient that this rank lacks counts as 0; one that all ranks lack stays None. Raises GroupLost if the group
-        broke: the gradients are unusable then.
+        A gradient that this rank lacks counts as 0. A gradient that all ranks lack stays None. Raises GroupLost if the
+        group broke. The gradients are unusable then.
         """
         if self._open:
             self._average()
@@ -284,7 +284,7 @@ class Averager:
         self._averaged = True
 
     def _send_full(self) -> None:
-        """Send full buckets in order, up to the first that is not full: all ranks must send them in the same order."""
+        """Send the next buckets until one is not full, because all ranks must send the buckets in the same order."""
         try:
             while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
                 self._works.append(self._buckets[self._sent].send())
@@ -294,7 +294,7 @@ class Averager:
 
 
 def _hooked(parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
-    """Have `hook` called at every new gradient of a parameter, also of a frozen one, which may be unfrozen later."""
+    """Have `hook` called at every new gradient of a parameter. The parameter may be frozen now and unfrozen later."""
     frozen = not parameter.requires_grad
     if frozen:  # torch refuses a hook on it
         parameter.requires_grad_(True)

@@ -71,7 +71,7 @@ class Collectives:
         return [[int(number) for number in each.tolist()] for each in self.gather_alike(mine)]
 
     def gather_alike(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """Collective: return the tensors of all ranks, in the order of ranks. The world must have at least two ranks.
+        """Return the tensors of all ranks, by rank. The world must have at least two ranks. A collective.
 
         All tensors must have the same shape and type, on `self.device`.
         """

@@ -52,10 +52,10 @@ class Group:
     def __init__(
         self, assignment: WorkerAssignment, backend: str, timeout: float, connect: float = CONNECT.limit
     ) -> None:
-        """Note the settings; `form` makes the group.
+        """Store the settings. `form` makes the group.
 
-        Peers have `timeout` seconds to come and then `connect` seconds to connect. Each collective may take `timeout`
-        seconds.
+        All peers must come within `timeout` seconds, and must then connect within `connect` seconds. Each collective
+        may take `timeout` seconds.
         """
         self.assignment = assignment
         self.round: Round = assignment.round
@@ -111,8 +111,8 @@ class Group:
     def broken(self) -> bool:
         """True if the group was aborted or a member has disconnected.
 
-        Then an error in a step may come from the loss of the group. With NCCL, whose connections are not known here,
-        this may be False although a peer is lost.
+        If this is True, an error in a step may come from the loss of the group. With NCCL this may be False although a
+        peer is lost, because NCCL's connections are not known here.
         """
         return self.over or not all(sockets.is_connected(each) for each in self._peer_connections)
 
@@ -180,7 +180,7 @@ class Group:
 
     @contextlib.contextmanager
     def _making(self) -> Iterator[None]:
-        """Add the sockets that are opened within this context to the group's, so that aborting the group ends them.
+        """Note the sockets that are opened within this context. If the group is aborted, their connections are ended.
 
         Raises GroupLost if the round is over.
         """
@@ -198,9 +198,9 @@ class Group:
 
     @contextlib.contextmanager
     def _notice_more(self) -> Iterator[None]:
-        """Within this context, add the sockets of all process groups that the script makes to this group's.
+        """Within this context, note the sockets of all process groups that the script makes, as `_making` does.
 
-        Torch has no hook for that, so its function is replaced.
+        Torch has no hook for new groups, so torch's function that makes them is replaced.
         """
         make = dist.distributed_c10d._new_process_group_helper
 
@@ -222,7 +222,7 @@ class Group:
     def _break(self) -> bool:
         """End the connections of this round's groups. Returns True if torch is still making a group.
 
-        That group may open more connections.
+        Then call this again, because that group may open more connections.
         """
         with self._lock:
             making = bool(self._before)

@@ -62,11 +62,11 @@ class LoopCheckpoints:
         return self._saved
 
     def gives_up(self, trained: bool) -> bool:
-        """True if the state is lost, False if training has not begun. Call this when there was nothing to restore.
+        """True if the state is lost, False if training has not begun. Call this only if `restore` returned None.
 
-        The state is lost if some member has taken steps (`trained`), or if a member finds the mark of an earlier loss:
-        a file beside the socket of its agent. If the state is lost, this writes the mark. Agents replace processes that
-        give up, and the new processes learn of the loss from the mark. The mark is gone when the agent is.
+        The state is lost if some member has taken steps (`trained`), or if a member finds the mark of an earlier loss.
+        The mark is a file beside the agent's socket, and disappears with the agent. If the state is lost, this method
+        writes the mark. Agents replace processes that give up, and the new processes learn of the loss from the mark.
         """
         mark = _lost_mark()
         if not trained and not any(row[0] for row in self.ranks.gather([int(mark is not None and mark.exists())])):
@@ -94,7 +94,7 @@ class LoopCheckpoints:
             self._saved = step
 
     def before_update(self) -> None:
-        """Wait until a pending save has copied the state, which is about to change. No collective."""
+        """Wait until a pending save has copied the state. Call this before the state changes. No collective."""
         self._checkpointer.before_update()
 
     def finish(self, step: int, parts: Parts) -> None:

@@ -35,7 +35,7 @@ class ModelBuffers:
         self._remember()
 
     def fetch(self, world: int, group: Group | None = None) -> None:
-        """Receive rank 0's buffers, for `keep` to write into the model. Raises GroupLost if the group broke."""
+        """Receive rank 0's buffers. `keep` writes them into the model later. Raises GroupLost if the group broke."""
         self._flats.clear()
         if world == 1:
             return
@@ -55,7 +55,7 @@ class ModelBuffers:
             raise GroupLost(f"buffers were not shared: {in_brief(error)}") from error
 
     def keep(self) -> None:
-        """Write what `fetch` received, if anything, into the model, and remember all buffers' values for `undo`."""
+        """Write the buffers that `fetch` received into the model. Remember the values of all buffers for `undo`."""
         for flat, places in self._flats:
             buffers = [self._homes[number][name] for number, name in places]
             parts = flat.split([buffer.numel() for buffer in buffers])
@@ -65,7 +65,7 @@ class ModelBuffers:
         self._remember()
 
     def undo(self) -> None:
-        """Set the buffers back to their values at the last `keep`, because a step was aborted."""
+        """Set the buffers back to their values at the last `keep`. Call this if a step was aborted."""
         self._flats.clear()
         for place, kept in self._kept.items():
             self._write(place, kept.copy)

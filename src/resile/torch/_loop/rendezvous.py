@@ -78,7 +78,7 @@ class Rendezvous:
 
     @property
     def round_over(self) -> bool:
-        """True if the round is over, so that `form` has to enter the next round."""
+        """True if the round is over. Then call `form` to enter the next round."""
         return self.group is not None and self.group.over
 
     @property
@@ -90,7 +90,7 @@ class Rendezvous:
         """Enter the next round, with the state on which its members agree.
 
         Raises StateLost if no member and no checkpoint has a whole state. Raises RuntimeError if no process group was
-        formed in several tries. Without an agent there is one round, and asking for another is a RuntimeError.
+        formed in several tries. Without an agent there is only one round, and a second call raises RuntimeError.
         """
         client = self._client
         if client is None:
@@ -131,15 +131,15 @@ class Rendezvous:
         self._exchange(self._holds)
 
     def note_step(self) -> None:
-        """Note that a step was taken. Meetings before the step no longer count for `MOST_IN_VAIN`."""
+        """Note that a step was taken. For `is_loss`, only the meetings since the last step count."""
         self._in_vain = 0
 
     def is_loss(self, error: Exception) -> bool:
         """True if an error in a step means that a peer is gone. Then the loop goes on in a new round.
 
-        A peer is gone if a member has disconnected. This no longer counts once the same processes have met
-        `MOST_IN_VAIN` times without a step in between. A peer is also gone if the master ends the round; this waits a
-        while for the master to do so. Any other error is the script's own, and the result is False.
+        A peer is gone if a member has disconnected, or if the master ends the round. This method waits a while for the
+        master. Any other error is the script's own, and the result is False. If the same processes have met again
+        `MOST_IN_VAIN` times without a step in between, only the master's word counts.
         """
         if self._client is None or self.group is None or not isinstance(error, RuntimeError):
             return False
@@ -150,7 +150,7 @@ class Rendezvous:
     def complete(self) -> None:
         """Report that all members have taken the last step. From now on a node that joins does not end the round.
 
-        Raises GroupLost if the round is over already. The other members are told the same, so all meet once more.
+        Raises GroupLost if the round is over already. The other members learn this too, and all meet in a new round.
         """
         if self._client is None or self.group is None:
             return
@@ -158,7 +158,7 @@ class Rendezvous:
             raise GroupLost(f"round {self.round} is over")
 
     def hang_up(self) -> bool:
-        """Disconnect from the agent after `complete`, but stay in the group. Returns False if there is no agent."""
+        """Disconnect from the agent but stay in the group. Call `complete` before. Returns False without an agent."""
         if self._client is None:
             return False
         self._client.close()
@@ -170,7 +170,7 @@ class Rendezvous:
             self.group.abort_in(RELEASE_AFTER)
 
     def call_again(self) -> None:
-        """Leave the group and connect to the agent again after `hang_up`, for another loop.
+        """Leave the group and connect to the agent again. Call this after `hang_up`, if another loop begins.
 
         Changes that the script has made to the state in the meantime are kept.
         """
@@ -198,7 +198,7 @@ class Rendezvous:
             group.abort()
 
     def _meet_once(self) -> None:
-        """Without an agent: form the group that torchrun's variables describe, if they are set."""
+        """Enter the only round that there is without an agent. Torchrun's variables, if set, describe its group."""
         if self._holds:
             raise RuntimeError("a peer was lost, and there is no agent to form a new round: run this with `resile run`")
         self._holds = Round(1)
@@ -214,10 +214,10 @@ class Rendezvous:
     def _agree(self, holds: int, rank: int, world: int) -> state_sync.SyncResult:
         """Agree with all members on the state to go on from. A collective.
 
-        If no member has trained, or if the model is sharded, the newest checkpoint is restored. Otherwise, or without a
-        checkpoint, the members take the state of one of them. A sharded model without a checkpoint begins anew. `holds`
-        is the round in which this process last agreed on a state. Raises StateLost if the model is sharded and its
-        trained state is lost.
+        If a member has trained and the model is not sharded, all take the state of the most advanced member. Otherwise
+        all restore the newest checkpoint. If there is no checkpoint, a sharded model begins anew, and with any other
+        model all take the state of one member. Raises StateLost if the model is sharded and its trained state is lost.
+        `holds` is the round in which this process last agreed on a state.
         """
         state = self._state
         state.resize(rank, world)

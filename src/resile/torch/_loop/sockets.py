@@ -44,8 +44,8 @@ def is_connected(known: Known) -> bool:
 def hang_up(known: Known) -> None:
     """Shut down the reading side of a TCP connection; leave listeners and other sockets alone.
 
-    The owner of the connection still has to close the descriptor. The writing side stays open, because a send would
-    fail otherwise. Gloo overlooks a failed send if it has not read the end of the connection yet (torch 2.13).
+    The owner of the connection still has to close the descriptor. The writing side stays open, because
+    otherwise sends would fail. Gloo overlooks a failed send until it has read the end of the connection (torch 2.13).
     """
     with contextlib.suppress(OSError), _copy(known) as copy:
         if copy is not None and copy.type == socket.SOCK_STREAM and not _listens(copy):
@@ -53,11 +53,11 @@ def hang_up(known: Known) -> None:
 
 
 def turn_up(known: Iterable[Known], members: int, but: int) -> None:
-    """End gloo's wait for members that do not come: connect to its listeners in their place, and disconnect at once.
+    """End gloo's wait for absent members. Connect to gloo's listeners in their place, and disconnect at once.
 
-    Each listener gets one connection for each of `members` ranks. The connection begins with the rank in 8 bytes, as
-    gloo expects. Gloo's listeners are those among the sockets `known`, except the one on port `but`. They are not shut
-    down instead, because that would end the process.
+    Each listener gets one connection for each of the `members` ranks. The connection begins with the rank in 8 bytes,
+    as gloo expects. Gloo's listeners are all listening sockets in `known`, except the one on port `but`. Shutting the
+    listeners down instead would end the process.
     """
     for each in known:
         with contextlib.suppress(OSError), _copy(each) as copy:

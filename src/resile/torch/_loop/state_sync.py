@@ -69,7 +69,7 @@ class StateSync(NamedTuple):
 
     @property
     def strays(self) -> list[int]:
-        """Ranks whose parameters differ from those of `source` although they took the same steps in the same rounds."""
+        """Ranks that took the same steps as `source` in the same rounds, but have other parameters."""
         best = self.messages[self.source]
         if not best.state.holds:
             return []
@@ -78,7 +78,7 @@ class StateSync(NamedTuple):
 
     @property
     def takers(self) -> list[int]:
-        """Ranks that need the state of `source`. All other ranks have that state already, bit by bit."""
+        """Ranks that need the state of `source`. All other ranks already have exactly that state."""
         best, source = self.messages[self.source].state, self.source
         have = best.holds and {rank for rank, message in enumerate(self.messages) if message.state == best}
         alike = (have or {source}).difference(self.strays)
@@ -106,7 +106,7 @@ class SyncResult(NamedTuple):
 def exchange(mine: SyncMessage, ranks: Collectives) -> StateSync:
     """Send `mine` to all members of the round, and return the messages of all members. A collective.
 
-    Rank 0 logs an error if the parameters of some ranks differ although they took the same steps.
+    Rank 0 logs an error if some ranks took the same steps, but have different parameters.
     """
     rows = ranks.gather([*mine.state, *mine[1:]])
     sync = StateSync([SyncMessage(MemberState(row[0], row[1]), *row[2:]) for row in rows])
@@ -125,12 +125,12 @@ def exchange(mine: SyncMessage, ranks: Collectives) -> StateSync:
 def send_newest(sync: StateSync, state: Callable[[], Any], ranks: Collectives) -> SyncResult:
     """Send the state of the most advanced member to the members that have another state. A collective.
 
-    Returns the step from which all members go on and, on a rank that received the state, that state. The received state
-    is complete and in the host's memory. No model changes here, so nothing has to be undone if the group breaks in the
+    Returns the step from which all members go on. On a rank that received the state, the result also has that state,
+    complete and in the host's memory. No model changes here, so nothing has to be undone if the group breaks in the
     middle. A rank that neither sends nor receives has at most one block of the state in memory.
 
-    `state` returns this process's own state, and is called only on the rank that sends. All members raise BadState if
-    that state cannot be described or sent.
+    `state` returns this process's own state. It is called only on the rank that sends. If its result cannot be
+    described or sent, all members raise BadState.
     """
     source, takers = sync.source, sync.takers
     step = sync.states[source].step

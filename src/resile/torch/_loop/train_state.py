@@ -28,7 +28,7 @@ class TrainState:
         checkpoints: LoopCheckpoints | None = None,
         completed: int = 0,
     ) -> None:
-        """Begin with a model that exists, or with a function `made` that `resize` calls in each round to build one.
+        """`made` is a model with its optimizer, or a function that builds them. `resize` calls it in each round.
 
         `rest` are the objects of the state other than model, optimizer and scheduler, by name. The sampler is one of
         them.
@@ -96,7 +96,7 @@ class TrainState:
     def save_in_memory(self, found: state_sync.SyncResult) -> None:
         """Save the state `found` in memory if some rank has not saved it yet.
 
-        Those ranks are the newcomers that received it, and all ranks of a sharded model. Does nothing without
+        Ranks that received the state have not saved it. No rank of a sharded model has saved it. Does nothing without
         checkpoints. Raises RuntimeError if the group broke.
         """
         if self.checkpoints is None:

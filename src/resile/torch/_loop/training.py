@@ -25,7 +25,7 @@ DIGEST = 64
 class EarlyStep(Exception):
     """The script called `optimizer.step()` inside `with elastic.step()`, so the step would be taken twice.
 
-    Not a RuntimeError, because the loop takes some of those for the loss of a peer.
+    Not a RuntimeError, because the loop takes some RuntimeErrors for the loss of a peer.
     """
 
 
@@ -44,7 +44,7 @@ class LoopTraining:
     """One model in training. A step is `begin`, forward and backward passes, `share` and `update`."""
 
     def __init__(self, built: Built, rest: Mapping[str, Stateful]) -> None:
-        """Hook into the model's gradients, until `close`. `rest` are the other objects of the state, by name."""
+        """Hook into the model's gradients, until `close`. `rest` has the objects of the state that `built` lacks."""
         self.model, self.optimizer = built[0], built[1]
         self.scheduler = built[2] if len(built) > 2 else None
         self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
@@ -105,7 +105,7 @@ class LoopTraining:
         self._buffers.undo()
 
     def digest(self) -> int:
-        """A checksum of a few values of each parameter, without sharded and non-contiguous parameters.
+        """A checksum of a few values of each parameter. Sharded and non-contiguous parameters are left out.
 
         A few values are enough, because an error in training changes nearly all values of a parameter.
         """
@@ -176,5 +176,5 @@ def rest_of_state(sampler: Stateful | None, state: Mapping[str, Stateful]) -> di
 
 
 def _is_sharded(parameter: torch.nn.Parameter) -> bool:
-    """True for a DTensor, whose gradients the sharding library averages. Does not import DTensor, which takes time."""
+    """True for a DTensor. The sharding library averages its gradients. DTensor is not imported, to save time."""
     return hasattr(parameter, "device_mesh")

@@ -49,7 +49,7 @@ class GroupLost(RuntimeError):
 def wait(work: Any, over_since: OverSince, timeout: timedelta = _NO_TIMEOUT) -> None:
     """Wait until the gloo operation `work` is done.
 
-    Raises GroupLost when the round is over, RuntimeError if `work` failed or took longer than `timeout`.
+    Raises GroupLost when the round is over, and RuntimeError if `work` failed or took longer than `timeout`.
     """
     if work._get_op_type() in _POINT_TO_POINT:  # gloo disconnects when such a wait times out, so it must not be short
         call(lambda: _torch_wait(work, timeout), over_since)
@@ -89,9 +89,9 @@ def call(function: Callable[[], T], over_since: OverSince) -> T:
 
 @contextlib.contextmanager
 def end_with_round(over_since: OverSince) -> Iterator[None]:
-    """Patch torch within this context: a wait for a collective raises GroupLost when the round is over.
+    """Patch torch within this context, so that a wait for a collective raises GroupLost when the round is over.
 
-    `Work.wait` does so only while all process groups use gloo.
+    `Work.wait` behaves as in plain torch while some process group uses another backend than gloo.
     """
 
     def wait_for_work(work: Any, timeout: timedelta = _NO_TIMEOUT) -> Any:

@@ -55,7 +55,7 @@ def state_dicts_in(state: Mapping[str, Any]) -> list[str]:
 
 
 def check_model(model: Any, optimizer: Any) -> None:
-    """Raise TypeError if an argument has the wrong type, ValueError if torch's `optimizer` trains another model."""
+    """Raise TypeError for a wrong type, ValueError if an optimizer of torch has no parameter of the model."""
     import torch  # here, because this module also serves code without torch
 
     if not isinstance(model, torch.nn.Module):
@@ -87,7 +87,7 @@ def check_parts(sampler: Any, scheduler: Any, state: Any, before_step: Any) -> N
 
 
 def check_known(given: Mapping[str, Any], known: Mapping[str, Any], whose: str) -> None:
-    """Raise TypeError if a name in `given` is not in `known`, which has all arguments of the class `whose`.
+    """Raise TypeError if a name in `given` is not in `known`, the arguments of the class with the name `whose`.
 
     The error's text suggests a similar argument.
     """

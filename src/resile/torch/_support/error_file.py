@@ -27,10 +27,10 @@ _SOURCE = re.compile(r"\[/\S+:\d+\] ")
 
 @contextlib.contextmanager
 def recorded_in_error_file(*kinds: type[Exception], permanent: bool = False) -> Iterator[None]:
-    """Write an error of these kinds that is raised in this context to the error file, if it ends this process.
+    """If an error of these kinds leaves this context and ends this process, write it to the error file.
 
-    The job then reports this error as its reason to fail. Only the interpreter's excepthook writes the file. So an
-    error that the script catches leaves no trace: the process may be killed hours later for another reason.
+    The job then reports this error as its reason to fail. Only the interpreter's excepthook writes the file. An error
+    that the script catches is not written, because the process may be killed hours later for another reason.
 
     Args:
         kinds: errors whose text is one complete sentence.
@@ -45,9 +45,9 @@ def recorded_in_error_file(*kinds: type[Exception], permanent: bool = False) -> 
 
 
 def print_briefly(error: BaseException, record: str = "") -> None:
-    """Set an excepthook that prints `error` with only the script's own lines, if that error ends the interpreter.
+    """If `error` ends the interpreter, print it with only the script's own lines. This sets an excepthook.
 
-    The hook also writes `record`, unless that is empty, to the error file. Other errors are printed as before.
+    The hook also writes `record` to the error file, unless `record` is empty. Other errors are printed as before.
     """
     previous = sys.excepthook
 
@@ -68,13 +68,13 @@ def is_peer_loss(error: BaseException) -> bool:
 
 
 def in_brief(error: BaseException) -> str:
-    """The first line of an error's text without gloo's source locations, for a log; the error's type without a text."""
+    """The first line of an error for a log, without gloo's source locations. An error without text gives its type."""
     line = _SOURCE.sub("", str(error).strip().partition("\n")[0])
     return line.partition(". This is typically")[0] or type(error).__name__
 
 
 def _record(error: Exception, permanent: bool) -> str:
-    """The contents of the error file, as `@record` writes them. The call stack is the script's at this moment."""
+    """The contents of the error file, in the format of torch's `@record`, with the script's current call stack."""
     outside = traceback.extract_stack(error.__traceback__.tb_frame if error.__traceback__ else None)
     extra = {"py_callstack": _brief(error, outside), "timestamp": str(int(time.time())), "permanent": permanent}
     return json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})

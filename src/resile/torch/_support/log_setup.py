@@ -30,7 +30,7 @@ def show_info_logs() -> None:
 
 
 class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes those log messages of resile to stderr that no other handler gets."""
+    """Writes a log message of resile to stderr if no other handler gets it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
     def _retire(self, source: logging.Logger, record: logging.LogRecord) -> None:
         """Undo the level that `show_info_logs` has set, because another handler gets the messages now.
 
-        If `record`, which the logger `source` made, exists only because of that level, no other handler writes it. This
-        handler stays: removing it is unsafe while logging iterates over handlers.
+        If `record` exists only because of that level, no handler writes it. `source` is the logger that made `record`.
+        This handler is not removed, because that is unsafe while logging iterates over handlers.
         """
         ours = logging.getLogger("resile")
         if ours.level != _UNASKED:

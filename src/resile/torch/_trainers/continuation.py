@@ -73,8 +73,8 @@ class Continuation:
         Args:
             directory: the storage, the same for all ranks; None for memory only.
             save_every: steps between two saves into memory.
-            store_every: steps between two steps that go to storage. 0: only the last step of the training goes there,
-                and the newest saved step, which the agent stores when processes end.
+            store_every: steps between two steps that go to storage; 0 for none. The last step of the training goes
+                there in any case. If processes end earlier, the agent stores their newest saved step.
             keep_last: how many steps storage keeps; 0 keeps all.
             overlap: copy parameters and optimizer state while the next step computes its gradients. Only allowed if
                 nothing but the optimizer changes parameters.
@@ -128,7 +128,7 @@ class Continuation:
         return Restored(step, _unpacked(state[COMMON]), mine)
 
     def begin_step(self) -> None:
-        """At the first step after `restore`, set the random number generators to their saved states."""
+        """Begin a step. The first call after `restore` sets the random number generators to their saved states."""
         if self._random is not None:
             reinstate(self._random)
             self._random = None
@@ -139,10 +139,11 @@ class Continuation:
     def save(
         self, step: int, parts: Mapping[str, Any], common: Any, own: Mapping[str, Any], *, last: bool = False
     ) -> None:
-        """Save all arguments as the state of `step`, unless that is saved already. Returns after one copy of the state.
+        """Save all arguments as the state of `step`, unless that step is saved already.
 
-        With `overlap` it returns earlier. If one rank does not keep the step (storage is behind, there is no memory),
-        the step counts as not saved on all ranks. If that step was to go to storage, the next saved step goes there.
+        Returns after one copy of the state, or earlier with `overlap`. A rank does not keep the step if storage is
+        behind or there is no memory. Then no rank counts the step as saved. If it was due for storage, the next saved
+        step goes there instead.
 
         Raises BadState if `common` or `own` has a value that is neither plain nor a tensor; the text says where.
 

@@ -124,7 +124,7 @@ class ElasticJobKind(JobKind):
         return {"spec": {"suspend": suspend}}
 
     def masters_part(self, item: Manifest) -> JobSpec:
-        """Make a job of one worker with the user's changes to the master's pod, or without them if they have errors."""
+        """Make a dummy job with one worker. It has the user's changes to the master's pod, unless they have errors."""
         spec = item.get("spec")
         given = ((spec.get("replicaSpecs") or {}) if isinstance(spec, dict) else {}) or {}
         master = given.get(MASTER_ROLE) if isinstance(given, dict) else None

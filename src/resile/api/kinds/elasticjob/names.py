@@ -18,7 +18,7 @@ _NODE_NAME = re.compile(rf"(?P<job>.+)-edljob-(?P<role>{_ROLE_NAMES})-(?P<id>0|[
 
 
 def node_name(job: str, role: str, node_id: int) -> str:
-    """The name of a node's pod. The Service of a rank is named alike: to get its name, pass the rank as `node_id`."""
+    """The name of a node's pod. To get the name of a rank's Service, pass the rank as `node_id`."""
     return f"{job}-edljob-{role}-{node_id}"
 
 
@@ -42,7 +42,7 @@ def tls_secret(job: str) -> str:
 
 
 def check_job_name(value: str, path: str, errors: ManifestErrors) -> None:
-    """Add an error if Services cannot be named after the job: its name begins with no letter, or is too long."""
+    """Add an error if `value` is too long for the name of a job, or has another form than the names of Services."""
     if not JOB_NAMES.fullmatch(value):
         errors.add(
             path,

@@ -109,7 +109,7 @@ def phase_patch(item: Manifest, phase: JobPhase | None, reason: str, message: st
 
 
 def enter(conditions: Iterable[Manifest], type_: str, reason: str, message: str, at: str) -> list[Manifest]:
-    """The conditions of a job after the condition `type_` has become true, at time `at`, and all others false.
+    """A copy of a job's conditions in which `type_` is true and all others are false, as of time `at`.
 
     `lastTransitionTime` changes with the status of a condition, `lastUpdateTime` with any field. A condition that does
     not change keeps both, so that entering the same condition again changes nothing.
@@ -135,7 +135,7 @@ def _inner(status: Manifest) -> Manifest:
 
 
 def _known(entries: Iterable[Any]) -> list[Manifest]:
-    """The conditions among `entries` that this version can read; leaves out those of another version."""
+    """The conditions among `entries` that this version can read; the others are left out."""
     known = []
     for entry in entries:
         with contextlib.suppress(msgspec.ValidationError):

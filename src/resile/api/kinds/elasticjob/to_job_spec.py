@@ -100,7 +100,7 @@ def _declared(
 
 
 def _add_envs(container: dict[str, Any], envs: dict[str, EnvVar]) -> None:
-    """Put the job's variables before those of a container, which can then refer to them as `$(NAME)`."""
+    """Put the job's variables first in a container, so that the container's own can refer to them as `$(NAME)`."""
     own = container.get("env") or []
     names = {entry["name"] for entry in own}
     added = [

@@ -18,7 +18,7 @@ class RunKind(BaseJobKind):
         return f"{role}-{node_id}"
 
     def node_of(self, name: str, job: str) -> NodeKey | None:
-        """None for every name: the name of a node, such as `worker-0`, does not say to which job it belongs."""
+        """Always None, because the name of a node, such as `worker-0`, does not say to which job it belongs."""
         return None
 
     def master_name(self, job: str) -> str:

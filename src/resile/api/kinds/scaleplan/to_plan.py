@@ -14,7 +14,7 @@ from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
 def plan_of(plan: ScalePlan, uid: str) -> Plan:
     """Translate a ScalePlan to a `Plan` with this `uid`.
 
-    Expects a checked plan: entries of `removePods` and `migratePods` that name no node of the job are left out.
+    Check the plan first, because an entry of `removePods` or `migratePods` that names no node of the job is left out.
     """
     spec = plan.spec
     return Plan(
@@ -35,7 +35,7 @@ def plan_of(plan: ScalePlan, uid: str) -> Plan:
 
 
 def _new_node(plan: ScalePlan, pod: PodMeta) -> NewNode:
-    """The `NewNode` for an entry of `createPods`. The entry's id is ignored: every new node gets an id of its own."""
+    """The `NewNode` for an entry of `createPods`. The entry's id is ignored, because every new node gets a new id."""
     named = pod.node(plan.job)
     role = pod.type.value if pod.type is not None else named.role if named is not None else WORKER.name
     return NewNode(
