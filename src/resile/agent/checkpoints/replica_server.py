@@ -276,9 +276,9 @@ class ReplicaServer:
         return f"it is of round {copy.round}, and this node is in round {self._round}"
 
     def _forget_older(self, copy: ReplicaOffer) -> None:
-        """Free the replicas of ranks that sent none in the round of `copy`, if the rank of `copy` has sent two in it.
+        """Free replicas of rounds before that of `copy`, once its rank has sent two replicas in the new round.
 
-        A second save begins only after all ranks have sent the first. Then no rank needs replicas of an older round.
+        The second of them shows that all ranks have sent their first, so no rank needs replicas of an older round.
         """
         newest = {
             rank: max((self._arrivals[each].round for each in pair if each in self._arrivals), default=NO_ROUND)

@@ -69,7 +69,7 @@ def cause_of(status: NodeStatus, end: NodeEnd) -> Cause:
 
 
 def why_exhausted(cause: Cause, used: int, crash_budget: int) -> str:
-    """Why a rank is given up if it had `used` losses of this cause before the newest; empty if it is not given up."""
+    """Why a rank that was lost by `cause`, after `used` earlier losses, is given up; empty if it is not given up."""
     match cause:
         case Cause.CRASH if used >= crash_budget:
             return f"it crashed {used + 1} times and restartCount is {crash_budget}"

@@ -100,7 +100,7 @@ def supersede_older(ctx: Context, newest: ScaleOperation, leaving: set[NodeKey])
 def close(ctx: Context, change: ScaleOperation, reason: str, message: str) -> None:
     """Report that the plan of `change` has ended. If `change` is plain scaling, it has no plan; nothing is reported.
 
-    `change` stays in `state.changes`, because what it has begun is still completed.
+    `change` stays in `state.changes` until the nodes that it has begun to launch and remove have come and gone.
     """
     change.numbers = {}
     if not change.uid:

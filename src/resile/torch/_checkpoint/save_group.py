@@ -78,10 +78,10 @@ class BufferChoice(NamedTuple):
 def to_keep(statuses: Sequence[SaveStatus], *, partnered: bool) -> int | None:
     """Choose the save in memory that the next save must not overwrite, and return its sequence number.
 
-    This is the newest save that all ranks have. If storage is still reading the older save, it is the older one. With
-    `partnered` it is never the older one, because other nodes keep replicas of the last two saves. If no save may be
-    overwritten, the result is None, and all ranks skip the next save. If this group has saved nothing yet, the result
-    is 0, and each rank overwrites its older buffer.
+    Memory holds two saves. The newest save that all ranks have is kept. But if storage is still reading the older one,
+    the older one is kept. With `partnered`, other nodes hold replicas of both saves: then only the newest is ever kept.
+    Returns None if no save may be overwritten; all ranks skip the next save then. Returns 0 if this group has saved
+    nothing yet; each rank overwrites its older buffer then.
     """
     common = set.intersection(*({each.first, each.second} for each in statuses)) - {0}
     if not common:  # this group has saved nothing yet
