@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from resile.agent.failures.evidence import (
@@ -135,6 +135,7 @@ def test_an_error_file_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@example(content=b'"\x80"', tail=b"", code=1)
 @given(content=st.binary(max_size=200), tail=st.binary(max_size=300), code=st.integers(-64, 255).filter(bool))
 def test_whatever_was_left_behind_makes_a_report_that_can_be_sent(
     content: bytes, tail: bytes, code: int, tmp_path: Path

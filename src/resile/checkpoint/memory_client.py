@@ -146,7 +146,7 @@ class MemoryClient:
             self._socket.send(msgspec.msgpack.encode(Open(worker=worker, local_rank=local_rank, reads=reads)))
             packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET, BUFFERS)
             answer = _decoder.decode(packet)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError) as error:
             self._socket.close()
             raise NoCheckpointServer(f"the agent gives no memory for checkpoints: {error}") from None
         if not isinstance(answer, Opened) or answer.error or len(descriptors) != BUFFERS:
@@ -292,7 +292,7 @@ class MemoryClient:
             raise ConnectionError("it hung up")
         try:
             answer: FromAgent = _decoder.decode(packet)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise ConnectionError(str(error)) from None
         if isinstance(answer, Stored | ReplicaSent):
             known = self._stored if isinstance(answer, Stored) else self._copied

@@ -63,7 +63,7 @@ def refused(code: int, body: bytes) -> KubeError:
     """The `KubeError` for an answer with an HTTP status of 300 or more and this body."""
     try:
         said: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except ValueError:  # no JSON, or no text
         said = None
     return refused_with(said if isinstance(said, dict) else {"message": body.decode(errors="replace")}, code)
 

@@ -67,7 +67,7 @@ class JobDirectory:
             return msgspec.json.decode((self.path / "job.json").read_bytes(), type=JobSpec)
         except FileNotFoundError:
             raise DirectoryError(f"there is no job in {self.path}") from None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError) as error:
             raise DirectoryError(f"the job in {self.path} cannot be read: {error}") from error
 
     def token(self) -> bytes:
@@ -81,7 +81,7 @@ class JobDirectory:
         """The address at which the master listens or last listened; None if no master ever did."""
         try:
             return msgspec.json.decode((self.path / "master.json").read_bytes(), type=MasterAddress)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError):
             return None
 
     def announce(self, address: MasterAddress) -> None:

@@ -90,7 +90,7 @@ class MemorySocket:
             return
         except OSError:  # the process ended with unread answers
             self._hang_up(peer)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("a process that asked for checkpoint memory was cut off: %s", error)
             self._hang_up(peer)
 

@@ -102,7 +102,7 @@ def read_error_file(path: str) -> ErrorFile:
         return ErrorFile()
     try:
         content: Any = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no JSON, or no text
         return ErrorFile()
     message = content.get("message") if isinstance(content, dict) else None
     written = _mtime(path)

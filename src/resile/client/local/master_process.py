@@ -146,7 +146,7 @@ def _signal(pid: int, start: int, number: signal.Signals) -> None:
 def _record(directory: JobDirectory) -> SupervisorFile | None:
     try:
         return msgspec.json.decode((directory.path / "supervisor.json").read_bytes(), type=SupervisorFile)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError):
         return None
 
 

@@ -111,7 +111,7 @@ def node_directory(directory: Path, node: NodeKey) -> Path:
 def read(path: Path, kind: type[F]) -> F | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, ValueError):
         return None
 
 

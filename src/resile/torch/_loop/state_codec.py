@@ -72,7 +72,7 @@ def shapes_of(description: bytes) -> Description:
     """Decode the description of a state. Raises BadState if the bytes are no description."""
     try:
         return msgspec.msgpack.decode(description, type=Description)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadState(f"this is not the description of a state: {error}") from None
 
 
