@@ -148,10 +148,10 @@ class StandbyPool:
         return taken
 
     def wait_for(self, environment: Mapping[str, str], come: Come) -> Callable[[], None] | None:
-        """Queue a process with the variables `environment` for a standby, which is forked now or after the imports.
+        """Wait for a standby that will become a process with the variables `environment`.
 
-        `come` is called with the standby, or with None if none comes. Returns a function that cancels the wait. If no
-        standby can be forked, returns None and never calls `come`.
+        The standby is forked now, or after the imports. `come` is called with it, or with None if none comes. Returns a
+        function that cancels the wait. If no standby can be forked, returns None and never calls `come`.
         """
         template = self._template if self._warm else None
         if (template is None and self._hurried is None and not self._awaits_heir) or not self._serves(environment):

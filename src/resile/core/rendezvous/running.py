@@ -42,9 +42,9 @@ def on_workers_changed(ctx: Context, rdzv: Rendezvous, node: Node, report: Worke
 
 
 def on_spare_worker_failed(rdzv: Rendezvous, node: Node, left: int) -> None:
-    """Correct `RoundRunning.changed` after the failure of a process of `node` that was in no round.
+    """Note that a process of `node` failed while it waited for the next round. `left` processes of the node live.
 
-    The node has `left` processes now. If these are no more than it has in the round, its entry is removed.
+    If all of these are in the running round, the node is no reason to form a new one any more.
     """
     running = rdzv.running
     if running is not None and node.key in running.changed:

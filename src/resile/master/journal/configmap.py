@@ -87,7 +87,7 @@ def unseal(value: bytes) -> bytes:
 def _unpack(values: Values) -> tuple[History, list[JobEvent], int, int] | None:
     """Decode the values of the journal's ConfigMap; None if there are none.
 
-    Returns the history, the story, the number of the first entry in the log, and the number of the next entry to write.
+    Returns the history, the job events, the number of the first journal entry there, and the number of the next one.
     """
     if _SNAPSHOT not in values:
         if values:

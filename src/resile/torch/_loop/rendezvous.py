@@ -83,7 +83,7 @@ class Rendezvous:
 
     @property
     def has_peers_ahead(self) -> bool:
-        """True if other members wait for this process in a later loop of the script."""
+        """True if other members have finished this training loop and wait for this process in the script's next one."""
         return self.loops < self._furthest
 
     def form(self) -> None:

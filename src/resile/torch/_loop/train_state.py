@@ -96,8 +96,8 @@ class TrainState:
     def save_in_memory(self, found: state_sync.SyncResult) -> None:
         """Save the state `found` in memory if some rank has not saved it yet.
 
-        Ranks that received the state have not saved it. No rank of a sharded model has saved it. Does nothing without
-        checkpoints. Raises RuntimeError if the group broke.
+        These are ranks that received the state from another rank and, because a new round divides the shards anew, all
+        ranks of a sharded model. Does nothing without checkpoints. Raises RuntimeError if the group broke.
         """
         if self.checkpoints is None:
             return
