@@ -298,9 +298,18 @@ async def test_what_imports_print_is_printed_by_every_process(node: Callable[...
 async def test_garbage_is_collected_in_a_standby_but_not_in_the_memory_that_it_shares(
     node: Callable[..., Node],
 ) -> None:
-    made = node("import gc; print(gc.isenabled(), gc.get_freeze_count() > 0)")
+    made = node("import gc; print(gc.isenabled(), gc.get_threshold()[0] > 0, gc.get_freeze_count() > 0)")
     await made.warm()
-    assert (await made.run())[1] == "True True\n"
+    assert (await made.run())[1] == "True True True\n"
+
+
+async def test_a_module_that_switches_collections_off_is_heeded_in_a_standby(node: Callable[..., Node]) -> None:
+    made = node(
+        "import gc; print(gc.isenabled(), gc.get_threshold()[0])",
+        torch="import gc\ngc.disable()\ngc.set_threshold(123)",
+    )
+    await made.warm()
+    assert (await made.run())[1] == "False 123\n"
 
 
 async def test_used_standbys_are_made_again_and_nothing_is_lost(node: Callable[..., Node]) -> None:

@@ -562,6 +562,35 @@ def test_members_whose_round_was_ended_before_are_not_told_that_it_is_complete_a
     assert job.members == [0, 1]
 
 
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_newcomer_ends_no_round_while_a_member_that_may_have_taken_the_last_step_is_away(is_done: bool):
+    job = running_bare(2, 1, 3)
+    for number in range(2):
+        job.says(number, CanRegroup())
+    steps(job)
+    agent = job.node(1).agent
+    assert agent is not None
+    job.does(ev.AgentDisconnected(node=key(1), connection=agent.connection))
+    job.comes(name="agent2")
+    rejoins(job, 2, after=0)
+    assert job.sent(RoundOver) == []
+    job.comes(name="agent1", round=Round(1), running=True, elastic=True)
+    assert job.sent(RoundOver) == []
+    if is_done:
+        complete(job, 1)
+        assert job.told(RoundComplete) == (key(0), key(1))
+    settles(job)
+    assert [over.because for over in job.sent(RoundOver)] == ([] if is_done else ["worker-2 is ready to join"])
+
+
+def test_a_member_of_a_complete_round_that_joins_again_is_no_loss():
+    job = elastic(2)
+    complete(job, 0)
+    rejoins(job, 0, after=1, holds=1)
+    (over,) = job.sent(RoundOver)
+    assert (over.because, over.lost) == ("worker-0 took the last step and joins again", False)
+
+
 def test_who_came_before_that_was_known_does_not_train_all_over_again():
     job = interrupted(1)
     complete(job, 0)

@@ -95,6 +95,11 @@ class Watched:
         self._turned.clear()
         await asyncio.wait_for(self._turned.wait(), 10)
 
+    async def executes(self, number: int) -> None:
+        """Until so many decisions are executed, in however many turns: two may end before the first is noticed."""
+        while len(self.kinds()) < number:
+            await self.turn()
+
     async def attempt(self) -> None:
         """Until another write has been tried."""
         tried = asyncio.Event()
@@ -157,8 +162,7 @@ async def test_a_full_disk_holds_decisions_back_until_there_is_room_and_loses_no
     assert watched.events.engine.state.targets == {"worker": 2}, "what comes meanwhile waits unhandled"
 
     watched.journal.full = False
-    await watched.turn()
-    await watched.turn()
+    await watched.executes(4)
     assert watched.kinds() == [LaunchNode, LaunchNode, Reply, LaunchNode]
     assert [type(event) for event in watched.journal.events] == [Started, ChangeWanted]
     assert not watched.events.stalled

@@ -23,7 +23,11 @@ ROUND = Round(3)
 
 
 @contextlib.contextmanager
-def client(path: Path, answer: Callable[[Message], list[Message] | None]) -> Iterator[RendezvousClient]:
+def client(
+    path: Path,
+    answer: Callable[[Message], list[Message] | None],
+    on_over: Callable[[Round], None] = lambda round_: None,
+) -> Iterator[RendezvousClient]:
     """A client whose agent sends what `answer` returns for a message, or hangs up for None."""
 
     def serve() -> None:
@@ -43,7 +47,7 @@ def client(path: Path, answer: Callable[[Message], list[Message] | None]) -> Ite
         listener.listen()
         thread = threading.Thread(target=serve)
         thread.start()
-        rounds = RendezvousClient(str(path), "w0", lambda round_: None)
+        rounds = RendezvousClient(str(path), "w0", on_over)
         try:
             yield rounds
         finally:
@@ -79,6 +83,31 @@ def test_a_process_that_took_the_last_step_goes_on_unless_its_round_was_over_bef
     assert asked == [LastStepTaken(round=ROUND)]
 
 
-def test_a_process_goes_on_if_its_agent_does_not_answer_in_time(tmp_path: Path) -> None:
-    with client(tmp_path / "agent", lambda _: []) as rounds:
+def test_a_process_goes_on_if_its_agent_does_not_answer_in_time_and_is_not_stopped_by_a_late_answer(
+    tmp_path: Path,
+) -> None:
+    over: list[Round] = []
+    late = threading.Event()
+
+    def answer(message: Message) -> list[Message]:
+        if message == LastStepTaken(round=ROUND):
+            return []
+        return [OVER, RoundOver(round=Round(ROUND + 1), because="a node was lost")]
+
+    def on_over(round_: Round) -> None:
+        over.append(round_)
+        late.set()
+
+    with client(tmp_path / "agent", answer, on_over) as rounds:
         assert rounds.complete(ROUND, 0.05)
+        assert rounds.complete(Round(ROUND + 1), LONG) is False
+        assert late.wait(LONG)
+    assert over == [ROUND + 1]
+
+
+def test_a_process_knows_that_its_round_is_complete_although_it_has_not_asked(tmp_path: Path) -> None:
+    with client(tmp_path / "agent", lambda _: [COMPLETE, OVER]) as rounds:
+        assert not rounds.is_complete(ROUND)
+        rounds.complete(Round(1), LONG)
+        assert rounds.await_over(ROUND, LONG)
+        assert rounds.is_complete(ROUND)

@@ -358,8 +358,9 @@ class Elastic:
             if not rendezvous.is_loss(error):
                 rendezvous.release_peers()
                 raise
-            self._regroup()
-            return False
+            if not rendezvous.is_complete:  # else a peer was lost after all had taken the last step
+                self._regroup()
+                return False
         self._stage = _Stage.DONE
         rendezvous.loops += 1
         if not rendezvous.hang_up():  # from now on losses and newcomers do not matter

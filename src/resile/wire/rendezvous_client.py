@@ -47,6 +47,8 @@ class RendezvousClient:
         self._placed: WorkerAssignment | None = None
         self._over: Round = NO_ROUND
         self._complete: Round = NO_ROUND
+        self._left: Round = NO_ROUND
+        """The newest round whose end does not matter any more, because `complete` let the process go on."""
         self._broken = ""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(CALL_TIMEOUT)
@@ -67,6 +69,10 @@ class RendezvousClient:
 
     def over(self, round_: Round) -> bool:
         return round_ <= self._over
+
+    def is_complete(self, round_: Round) -> bool:
+        """True if the agent has said that all members of `round_` took the last step."""
+        return round_ <= self._complete
 
     def await_over(self, round_: Round, timeout: float) -> bool:
         """Wait until the agent says that `round_` is over, and return True.
@@ -113,7 +119,10 @@ class RendezvousClient:
                 lambda: self._complete >= round_ or self.over(round_) or bool(self._broken),
                 timeout,
             )
-            return self._complete >= round_ or not self.over(round_)
+            goes_on = self._complete >= round_ or not self.over(round_)
+            if goes_on:
+                self._left = round_
+            return goes_on
 
     def close(self) -> None:
         with self._turn:
@@ -151,4 +160,6 @@ class RendezvousClient:
                 with self._turn:
                     self._over = max(self._over, message.round)
                     self._turn.notify_all()
-                self._on_over(message.round)
+                    matters = message.round > self._left
+                if matters:
+                    self._on_over(message.round)

@@ -85,14 +85,20 @@ class MemorySocket:
             if not packet:
                 self._hang_up(peer)
                 return
-            self._on_message(peer, _decoder.decode(packet))
+            self._take(peer, packet)
         except BlockingIOError:
             return
         except OSError:  # the process ended with unread answers
             self._hang_up(peer)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+
+    def _take(self, peer: Peer, packet: bytes) -> None:
+        try:
+            message = _decoder.decode(packet)
+        except ValueError as error:
             log.warning("a process that asked for checkpoint memory was cut off: %s", error)
             self._hang_up(peer)
+            return
+        self._on_message(peer, message)
 
     def _hang_up(self, peer: Peer) -> None:
         self._peers.pop(peer.line.fileno(), None)

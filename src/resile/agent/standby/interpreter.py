@@ -27,7 +27,7 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
@@ -85,10 +85,8 @@ def main(control: int) -> None:
             kernel_calls.yield_cpu()
         sys.path[:0] = script.path
         names = [name for name in script.wanted(request["preload"]) if name not in request["without"]]
-        gc.disable()  # next to nothing that imports make is garbage
-        _import(names, script.needed, request["changing"])
-        gc.freeze()  # a collection in a fork would touch, and so copy, the memory of all modules
-        gc.enable()
+        with _without_collections():
+            _import(names, script.needed, request["changing"])
         files = _states({*script.files, *_module_files()}, began)
     except Exception as error:  # the agent must learn of any error why there will be no standby
         without = error.module if isinstance(error, Unripe) else ""
@@ -240,6 +238,23 @@ def _import(names: Iterable[str], needed: set[str], changing: Iterable[str]) -> 
                 raise Unripe(name, min(_Watched.asked))
     finally:
         os.environ.__class__ = plain
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Collect no garbage in this context, and never what is there at its end.
+
+    Imports make next to no garbage. And a collection in a fork would touch, and so copy, the memory of all modules. If
+    a module that is imported here switches collections off or changes their thresholds, that is kept.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if gc.get_threshold()[0] == 0:
+            gc.set_threshold(*before)
 
 
 def _module_files() -> set[str]:

@@ -191,6 +191,9 @@ class ElasticWorkers:
 
     def on_round_complete(self, round_: Round) -> None:
         self._complete = round_
+        for _, member in self._workers.in_state(Member):
+            if member.round == round_:  # it will not wait for a lost peer in vain to hear the same
+                member.line.send(RoundComplete(round=round_))
         for worker, asking in self._workers.in_state(Completing):
             if asking.round == round_:
                 asking.line.send(RoundComplete(round=round_))
@@ -216,8 +219,7 @@ class ElasticWorkers:
             self._failed(self._workers[local_rank], failures)
         else:
             worker = self._workers[local_rank]
-            state = worker.state
-            worker.on(Event.ENDED, Ended(state.round if isinstance(state, Finishing | Detached) else NO_ROUND))
+            worker.on(Event.ENDED, Ended(self._last_step_of(worker)))
             self._forget_lines(worker)
             self._ended_well()
 
@@ -278,6 +280,15 @@ class ElasticWorkers:
         self._unheard.clear()
         self._by_line.clear()
 
+    def _last_step_of(self, worker: Worker) -> Round:
+        """The round in which a worker that ends well took the last step; NO_ROUND if it took none."""
+        state = worker.state
+        if isinstance(state, Completing | Finishing | Detached):
+            return state.round
+        if isinstance(state, InRound) and state.round == self._last_step_told:
+            return state.round  # it had asked, and ended when its round was over
+        return NO_ROUND
+
     # starting and ending ----------------------------------------------------------------------------------------------
 
     def _begin(self, attempt: Attempt) -> None:
@@ -302,7 +313,7 @@ class ElasticWorkers:
         elif isinstance(was, Starting) and was.expected_in == self._current:
             placed = was.expected_in
         had_place = isinstance(was, InRound | Detached)
-        self._failed_after_last_step |= isinstance(was, Finishing | Detached)
+        self._failed_after_last_step |= isinstance(was, Completing | Finishing | Detached)
         member = placed != NO_ROUND or (isinstance(was, Ready) and self._join is not None)
         left = len(self._workers.in_state(Ready)) + len(self._workers.in_round())
         for failure in failures:

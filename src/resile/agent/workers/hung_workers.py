@@ -3,7 +3,7 @@
 A round cannot form while a process hangs in the last one, so every wait for a process has an end. A process that may
 be the only one with the state of the training is waited for longer: its step may be a long one, and killing the process
 would lose the state. The price is a pause of up to `STAY` recovery budgets, unless a sibling or another node turns out
-to have the state.
+to have the state. Only a process that asks whether its round is complete has no deadline here: it has its own time-out.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class HungWorkers:
         worker.set_deadline(self._leave_within, self._never_left)
 
     def let_finish(self, worker: Worker, event: Event, state: InRound) -> None:
-        """Let a worker finish (store, evaluate, end), because it needs no more rounds. The worker is not killed."""
+        """Let a worker finish its loop (store, evaluate, end), because it needs no peer for that. It is not killed."""
         worker.on(event, Finishing(state.round))
         worker.set_deadline(self._leave_within, self._detach)
 

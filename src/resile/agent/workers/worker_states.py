@@ -108,7 +108,7 @@ class Event(enum.StrEnum):
     LAST_STEP = "last step"
     COMPLETE = "round complete"
     CLOSED = "closed"
-    """The process closed its connection to the agent: it joins no round any more."""
+    """The process closed its connection to the agent: it has left its loop, and may come back for another one."""
     DETACHED = "detached"
     FAILED = "failed"
     ENDED = "ended"

@@ -12,7 +12,10 @@ def ring(hosts: Sequence[str]) -> list[int]:
     `hosts[i]` is the machine of node i. Partners are on different machines, unless one machine has more than half of
     the nodes. Then as few partners as possible share it.
     """
-    order = sorted(range(len(hosts)), key=lambda number: hosts.index(hosts[number]))  # machine by machine
+    first: dict[str, int] = {}
+    for number, host in enumerate(hosts):
+        first.setdefault(host, number)
+    order = sorted(range(len(hosts)), key=lambda number: first[hosts[number]])  # machine by machine
     largest = max(Counter(hosts).values())
     step = largest if largest < len(hosts) else 1  # a step of this length leaves every machine
     partners = [0] * len(hosts)

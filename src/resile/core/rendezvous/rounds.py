@@ -20,8 +20,11 @@ def on_join(ctx: Context, rdzv: Rendezvous, node: Node, join: Join) -> None:
         return
     if isinstance(agent.phase, Training | Resting | Stuck | Done) and join.after < agent.phase.round:
         return  # it asked before it learned that it is a member
-    if rdzv.has_member(node.key):
-        running.stop(ctx, rdzv, f"{node.key} missed a peer and left the round", node.key, symptom=True)
+    if rdzv.running is not None and rdzv.has_member(node.key):
+        if rdzv.running.complete:
+            running.stop(ctx, rdzv, f"{node.key} took the last step and joins again", None)
+        else:
+            running.stop(ctx, rdzv, f"{node.key} missed a peer and left the round", node.key, symptom=True)
     agent.phase = Waiting(join.store_port, join.nproc)
     agent.elastic, agent.holds = join.elastic, join.holds
     ctx.touch(node)

@@ -65,7 +65,8 @@ def on_step_noted(ctx: Context, rdzv: Rendezvous, number: Round) -> None:
 def grow(ctx: Context, rdzv: Rendezvous) -> bool:
     """End the running round if a larger one is possible, or if a member has another number of processes ready.
 
-    If there are elastic processes, the round ends only after its first step, or `straggler_wait` after its start.
+    If there are elastic processes, the round ends only after its first step, or `straggler_wait` after its start, and
+    not while a member is not connected.
     Returns True if the round has ended or will end soon. Returns False if there is no reason to end it, or if its
     members have taken the last step.
     """
@@ -78,6 +79,8 @@ def grow(ctx: Context, rdzv: Rendezvous) -> bool:
     soon = running.since + ctx.timeouts.straggler_wait
     if ctx.index.elastic and not running.stepped and ctx.now < soon:
         ctx.deadlines.set(Alarm.STRAGGLERS, soon)
+    elif ctx.index.elastic and not all(ctx.state.nodes[key].connected for key in running.assignments):
+        ctx.deadlines.set(Alarm.STRAGGLERS, ctx.now + ctx.timeouts.straggler_wait)  # it may have taken the last step
     else:
         stop(ctx, rdzv, because, None)
     return True

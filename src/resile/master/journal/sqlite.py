@@ -140,7 +140,7 @@ class SQLiteJournal:
             yield
         except sqlite3.OperationalError as error:
             raise JournalError(f"the journal {self._path} cannot be {verb}: {error}") from error
-        except (sqlite3.DatabaseError, msgspec.MsgspecError, TypeError) as error:
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             raise JournalDamaged(
                 f"the journal {self._path} is damaged ({error}); it was left as it is: "
                 "restore it from a copy, or move it away to start the job anew"

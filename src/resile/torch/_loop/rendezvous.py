@@ -157,6 +157,11 @@ class Rendezvous:
         if not self._client.complete(self.round, self.group.assignment.verdict_within):
             raise GroupLost(f"round {self.round} is over")
 
+    @property
+    def is_complete(self) -> bool:
+        """True if all members are known to have taken the last step of this loop, so none of them is needed."""
+        return self._client is not None and self._client.is_complete(self.round)
+
     def hang_up(self) -> bool:
         """Disconnect from the agent but stay in the group. Call `complete` before. Returns False without an agent."""
         if self._client is None:
