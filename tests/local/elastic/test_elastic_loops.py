@@ -194,6 +194,48 @@ def test_a_newcomer_that_comes_as_the_last_step_is_taken_breaks_no_collective_af
     assert {note["pid"] for note in waiting} <= {end["pid"] for end in ends}
 
 
+HELD_IN_THE_BARRIER = """
+from probe import *
+import torch
+torch.set_num_threads(1)
+from resile.torch import Elastic
+from resile.torch._loop.group import GroupLost
+from resile.torch._loop.rendezvous import Rendezvous
+
+await_members = Rendezvous.await_members
+
+
+def held(self):
+    await_members(self)
+    if self.rank == 1:  # as if its part of the barrier had not ended
+        note("held")
+        while not self.round_over:
+            time.sleep(0.01)
+        raise GroupLost("a peer is lost")
+
+
+Rendezvous.await_members = held
+model = torch.nn.Linear(4, 2)
+elastic = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))
+for step in elastic.steps(3):
+    with elastic.step():
+        model(torch.randn(3, 4)).square().sum().backward()
+note("end", steps=elastic.completed)
+wait_for("release")
+"""
+
+
+def test_a_rank_that_loses_a_peer_after_the_last_step_needs_no_other_round(runs: Runs) -> None:
+    run = runs.start("--nproc-per-node=3", "--max-restarts=1", CALM, runs.script(HELD_IN_THE_BARRIER))
+    ends = wait_until(lambda: len(runs.notes("end")) == 2 and runs.notes("end"), "two ranks after the loop", LONG)
+    (held,) = runs.notes("held")
+    kill(next(end["pid"] for end in ends if end["rank"] == 2))
+    wait_until(lambda: held["pid"] in {end["pid"] for end in runs.notes("end")}, "the end of the third", LONG)
+    runs.release()
+    assert run.wait(LONG) == 0, run.err
+    assert "round 2: rank 0 of 2" not in run.err, "nobody is left who would meet it"
+
+
 EVALUATES = (
     THREE_STEPS
     + """
