@@ -19,7 +19,7 @@ import yaml
 from tests.kube.namespace import ROOT, job, kubectl, master, measured, patch_node, until
 from tests.kube.seeds.seed_lines import line, pod_rows, wait
 
-pytestmark = [pytest.mark.usefixtures("deployed"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.usefixtures("seed"), pytest.mark.timeout(600)]
 
 MNIST = ROOT / "examples/pytorch/mnist"
 SEATS = 4
@@ -45,7 +45,7 @@ STEP = re.compile(r"loss = [\d.]+, step = (\d+)")
 
 
 @pytest.fixture(scope="module")
-def seat(deployed: None) -> Iterator[str]:
+def seat(seed: None) -> Iterator[str]:
     """The name of a resource of which the cluster has four."""
     name = f"resile.example/seat-{uuid.uuid4().hex[:8]}"
     found = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
