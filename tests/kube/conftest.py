@@ -109,8 +109,8 @@ def deployed(kubernetes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
                 run("make", "undeploy", deadline=PATIENCE)
 
 
-@pytest.fixture(scope="module")
-def seed(deployed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The names of the seeds' jobs in the namespace `dlrover`, for one file at a time."""
-    with turn(tmp_path_factory, "seed"):
+@pytest.fixture
+def torch_mnist(deployed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The name of the job that two seeds have, for one test at a time."""
+    with turn(tmp_path_factory, "torch-mnist"):
         yield

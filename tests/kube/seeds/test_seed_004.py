@@ -19,7 +19,7 @@ import yaml
 from tests.kube.namespace import ROOT, job, kubectl, master, measured, patch_node, until
 from tests.kube.seeds.seed_lines import line, pod_rows, wait
 
-pytestmark = [pytest.mark.usefixtures("seed"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.usefixtures("deployed"), pytest.mark.timeout(600)]
 
 MNIST = ROOT / "examples/pytorch/mnist"
 SEATS = 4
@@ -45,7 +45,7 @@ STEP = re.compile(r"loss = [\d.]+, step = (\d+)")
 
 
 @pytest.fixture(scope="module")
-def seat(seed: None) -> Iterator[str]:
+def seat(deployed: None) -> Iterator[str]:
     """The name of a resource of which the cluster has four."""
     name = f"resile.example/seat-{uuid.uuid4().hex[:8]}"
     found = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
@@ -118,7 +118,7 @@ def _gone(name: str) -> None:
     wait(f"the end of {name}", lambda: not pod_rows(name))
 
 
-def test_scale_up_nodes(seat: str) -> None:
+def test_scale_up_nodes(seat: str, torch_mnist: None) -> None:
     other: dict[str, Any] = job("other", "sleep 3600", 1, resources={"limits": {seat: "1"}, "requests": {seat: "1"}})
     # A sleep that is a pod's first process hears no SIGTERM: it would keep its seat for all of the usual 30 s.
     other["spec"]["replicaSpecs"]["worker"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
@@ -158,7 +158,7 @@ def test_scale_up_nodes(seat: str) -> None:
     _gone("torch-mnist")
 
 
-def test_scale_down_nodes(seat: str) -> None:
+def test_scale_down_nodes(seat: str, torch_mnist: None) -> None:
     job = _example("elastic_job.yaml", seat, "--num_epochs 24 --step_delay 0.1")
     line("kubectl -n dlrover apply -f -", stdin=job)
     wait("four workers", lambda: pod_rows("torch-mnist") == _workers("torch-mnist", *["Running"] * 4))
