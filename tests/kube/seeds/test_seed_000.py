@@ -21,7 +21,8 @@ def test_seed_000_line_by_line() -> None:
     line("kubectl -n dlrover apply -f -", stdin=longer)
 
     wait("the workers", lambda: list(pod_rows("torch-mnist").values()) == ["Running"] * 3)
-    wait("training", lambda: "step = 20" in line("kubectl -n dlrover logs -l replica-type=worker --tail=-1"))
+    logs = "kubectl -n dlrover logs -l elasticjob-name=torch-mnist,replica-type=worker --tail=-1"
+    wait("training", lambda: "step = 20" in line(logs))
     header, row = line("kubectl -n dlrover get elasticjob torch-mnist").splitlines()
     assert header.split() == ["NAME", "PHASE", "AGE"]
     assert re.fullmatch(rf"torch-mnist +Running +{AGE}", row)
