@@ -9,6 +9,9 @@ PROGRESS := /^(Collecting|Processing) / && ++n % 20 == 0 {print "    " n " packa
 	/^ *(Downloading|Using cached) .* [MG]B\)/ {sub(/^ */, "    "); print} \
 	/^Installing collected/ {print "    installing them"} \
 	{fflush()}
+# Packages of which training imports little, and the modules that import that: compiling them whole would take a minute.
+LARGE := mypy|networkx|pip|scipy|setuptools|sklearn|sympy|torchmetrics|transformers
+IMPORTED := torch._dynamo, transformers.trainer, transformers.models.gpt2.modeling_gpt2, lightning.pytorch
 IMG ?= resile:dev
 # The cluster that `make cluster` brings up, unless another one was chosen.
 ifeq ($(KUBECONFIG),)
@@ -35,7 +38,8 @@ $(READY): pyproject.toml constraints.txt
 	@set -o pipefail; $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt \
 		-e '.[torch,huggingface,lightning,dev]' 2>&1 | tee $(VENV)/setup.log | awk '$(PROGRESS)' || { tail -n 20 $(VENV)/setup.log; exit 1; }
 	@echo "  3 of 3: compiling them"
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # some packages have files for other versions of Python
+	@$(BIN)/python -m compileall -qq -j 0 -x '/($(LARGE))/' $(VENV)/lib src || true  # some packages have files for other versions of Python
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import $(IMPORTED)' > /dev/null 2>&1 || true
 	@touch $@
 
 data: $(READY)  ## write the handwritten digits as PNG files under .cache/mnist_png
