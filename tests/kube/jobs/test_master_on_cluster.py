@@ -46,11 +46,11 @@ def _lost(cluster: KubeNamespace, name: str) -> str:
 
 
 def _at_rest(cluster: KubeNamespace, name: str) -> dict[str, Any] | None:
-    """The job's progress, once no round has begun or ended for longer than a status takes to be written."""
+    """The job's progress, once there is a step and its round has lasted longer than a status takes to be written."""
     before = cluster.get("elasticjob", name)["status"]["progress"]
     time.sleep(2.5)
     now: dict[str, Any] = cluster.get("elasticjob", name)["status"]["progress"]
-    return now if now.get("round") and now.get("round") == before.get("round") else None
+    return now if now.get("step") and now.get("round") == before.get("round") else None
 
 
 def test_a_deleted_pod_is_replaced_and_the_loss_is_told(cluster: KubeNamespace, long: str) -> None:
@@ -79,7 +79,7 @@ def test_a_new_master_goes_on_from_the_config_map_and_disturbs_nobody(cluster: K
     cluster.until("another master", newer)
     cluster.until("its word", lambda: "MasterReturned" in cluster.kubectl("logs", master))
     step = before["step"]
-    cluster.until("more steps", lambda: cluster.get("elasticjob", long)["status"]["progress"]["step"] > step)
+    cluster.until("more steps", lambda: cluster.progress(long).get("step", 0) > step)
     assert cluster.get("elasticjob", long)["status"]["progress"]["round"] == before["round"]
     assert set(cluster.pods(long)) == set(pods)
 
