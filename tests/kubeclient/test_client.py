@@ -12,7 +12,7 @@ import pytest
 from resile.kube import config, intervals
 from resile.kube.client import BlockingClient, Client
 from resile.kube.config import NoCluster, NoSuchContext, from_environment, from_files
-from resile.kube.errors import Failure, KubeError
+from resile.kube.errors import Failure, KubeError, refused
 from resile.kube.kinds import CONFIG_MAPS, PODS
 from tests.support.kinds import ELASTIC_JOBS
 from tests.support.scripted_api_server import DRIP, RESET, Scripted, answer, listed, refusal, scripted, thing
@@ -172,3 +172,7 @@ def test_what_cannot_be_used_is_said_in_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(NoCluster) as refused:
             from_files([tmp_path / "bad"])
         assert "\n" not in str(refused.value)
+
+
+def test_a_refusal_that_is_no_text_is_told_as_far_as_it_can_be_read() -> None:
+    assert "gateway" in str(refused(502, b'"bad \x80 gateway"'))

@@ -154,6 +154,7 @@ def received(bytes_):
     [
         b"",
         b"\xc1",
+        b"\x92\x90\xa1\x80",  # a text that is no UTF-8
         msgspec.msgpack.encode([[], ["tensor", 0]]),
         msgspec.msgpack.encode([[], ["module", "os"]]),
         msgspec.msgpack.encode([[], "value"]),
