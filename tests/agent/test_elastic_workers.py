@@ -426,6 +426,7 @@ async def test_a_process_is_told_that_its_round_is_complete_when_the_master_says
     said = len(node.said)
     node.workers.on_last_step(node.lines[1], LastStepTaken(round=Round(1)))
     assert node.lines[1].heard.count(RoundComplete(round=Round(1))) == 2
+    assert node.lines[0].heard.count(RoundComplete(round=Round(1))) == 1
     assert len(node.said) == said, "the master is asked once"
 
 

@@ -194,10 +194,7 @@ class ElasticWorkers:
         for _, member in self._workers.in_state(Member):
             if member.round == round_:  # it will not wait for a lost peer in vain to hear the same
                 member.line.send(RoundComplete(round=round_))
-        for worker, asking in self._workers.in_state(Completing):
-            if asking.round == round_:
-                asking.line.send(RoundComplete(round=round_))
-                self._hung.let_finish(worker, Event.COMPLETE, asking)
+        self._let_finish()
 
     def on_state_held(self, round_: Round) -> None:
         self._hung.on_state_held(round_)
@@ -251,7 +248,7 @@ class ElasticWorkers:
             return
         worker.on(Event.LAST_STEP, Completing(line, message.round))
         if message.round == self._complete:
-            self.on_round_complete(message.round)
+            self._let_finish()
         elif message.round > self._last_step_told:
             self._last_step_told = message.round
             self._send(message)
@@ -279,6 +276,13 @@ class ElasticWorkers:
         self._join = self._changed = None
         self._unheard.clear()
         self._by_line.clear()
+
+    def _let_finish(self) -> None:
+        """Answer the processes that ask whether their round is complete, if it is."""
+        for worker, asking in self._workers.in_state(Completing):
+            if asking.round == self._complete:
+                asking.line.send(RoundComplete(round=asking.round))
+                self._hung.let_finish(worker, Event.COMPLETE, asking)
 
     def _last_step_of(self, worker: Worker) -> Round:
         """The round in which a worker that ends well took the last step; NO_ROUND if it took none."""
