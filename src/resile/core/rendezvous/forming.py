@@ -17,7 +17,7 @@ from resile.core.completion import Reason
 from resile.core.context import Context
 from resile.core.deadlines import Alarm
 from resile.core.nodes import scale_operations
-from resile.core.rendezvous.replica_ring import ring
+from resile.core.rendezvous.replica_partners import partners_of
 from resile.core.rendezvous.state import Rendezvous, RoundEnd, RoundRunning
 from resile.core.state import Node, Phase, Training, Waiting
 from resile.protocol.master_to_agent import RoundFormed
@@ -176,7 +176,7 @@ def _assignments(members: list[Node]) -> list[RoundAssignment]:
     counts = [a.phase.nproc if isinstance(a.phase, Waiting) and a.phase.nproc else a.nproc for a in agents]
     first_ranks = [0, *accumulate(counts)]
     world_size = first_ranks.pop()
-    partners = ring([agent.host for agent in agents])
+    partners = partners_of([agent.host for agent in agents])
     return [
         RoundAssignment(
             group_rank=Rank(group_rank),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 
-def ring(hosts: Sequence[str]) -> list[int]:
+def partners_of(hosts: Sequence[str]) -> list[int]:
     """The partners of a round's nodes: item i is the number of the node that keeps the replicas of node i.
 
     `hosts[i]` is the machine of node i. Partners are on different machines, unless one machine has more than half of
