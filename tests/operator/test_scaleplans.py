@@ -45,7 +45,7 @@ def test_a_plan_for_a_role_that_the_job_does_not_have_is_refused(spec: dict[str,
 
 
 def test_a_plan_for_a_job_that_has_ended_is_refused() -> None:
-    assert refused(plan(), job("Succeeded")).reason == "JobEnded"
+    assert refused(plan(), job("Succeeded")) == Refuse("JobEnded", "the job is over (Succeeded)")
 
 
 def test_a_plan_with_mistakes_is_refused_with_all_of_them() -> None:

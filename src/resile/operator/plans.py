@@ -50,7 +50,7 @@ def decide_plan(kind: PlanKind, plan: Object, job: Object | None, now: float) ->
         return _no_job(kind, plan, now)
     phase = kind.job_kind.phase_of(job)
     if phase is not None and phase.ended:
-        return Refuse("JobEnded", f"the job {kind.job_of(plan)} has ended: its phase is {phase}")
+        return Refuse("JobEnded", f"the job is over ({phase})")  # what the master says if it is the first to see it
     return _roles(kind, read, job)
 
 
