@@ -12,7 +12,7 @@ from resile.api.plan import NodeResources
 from resile.protocol.master_to_agent import JobOver, MasterMessage, Refused, Welcome
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+class Decision(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, gc=False):
     """Base of all decisions."""
 
 

@@ -13,7 +13,7 @@ from resile.protocol.job_changes import Change
 from resile.protocol.reports import NodeEnd, NodeStatus
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, gc=False):
     """Base of all events. The type's name is the tag in the journal."""
 
 

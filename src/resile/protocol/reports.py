@@ -63,7 +63,10 @@ class NodeStatus(enum.StrEnum):
 
     @property
     def ended(self) -> bool:
-        return self in (NodeStatus.SUCCEEDED, NodeStatus.FAILED, NodeStatus.DELETED)
+        return self in _ENDED
+
+
+_ENDED = (NodeStatus.SUCCEEDED, NodeStatus.FAILED, NodeStatus.DELETED)  # once: finding a member of an enum is slow
 
 
 class NodeEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
