@@ -47,7 +47,7 @@ def filled(layout: Layout, step: int, *, sequence: int = 0, buffer: Buffer | Non
     """A committed buffer whose data are all `step % 256`."""
     buffer = buffer or Buffer.make("test")
     text = msgspec.json.encode(layout)
-    buffer.resize(places(text, layout.length)[2])
+    buffer.resize(places(len(text), layout.length)[2])
     _, at = buffer.begin(text, layout.length)
     buffer.map()[at : at + layout.length] = bytes([step % 256]) * layout.length
     return buffer, buffer.commit(sequence or step, step, text, layout.length)

@@ -43,8 +43,8 @@ class IncompleteBuffer(Exception):
     """Raised if a buffer, or a step in storage, has no usable checkpoint. The message says why."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """The commit record of a checkpoint in a buffer.
+class Record(msgspec.Struct, frozen=True):
+    """The commit record of a checkpoint in a buffer. Its fields stand in the buffer in this order.
 
     `sequence` is the number of the save. `sums_at` and `data_at` are offsets in the buffer, in bytes.
     """
@@ -58,16 +58,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     length: int
 
 
-def places(layout: bytes, length: int) -> tuple[int, int, int]:
-    """Compute where checksums and data lie in a buffer with this layout and `length` bytes of data.
+def places(layout: int, length: int) -> tuple[int, int, int]:
+    """Compute where checksums and data lie in a buffer with `layout` bytes of layout and `length` bytes of data.
 
     Returns the offset of the checksums, the offset of the data, and the size of the buffer.
     """
-    return places_of(len(layout), length)
-
-
-def places_of(layout: int, length: int) -> tuple[int, int, int]:
-    """Like `places`, for a layout of `layout` bytes."""
     sums_at = _up(PAGE + layout)
     data_at = _up(sums_at + 8 * (chunks(length) + 1))
     return sums_at, data_at, _up(data_at + length)
@@ -130,7 +125,7 @@ class Buffer:
         Until the next `commit` the buffer holds no checkpoint. If the buffer is too small, raises ValueError and
         changes nothing.
         """
-        sums_at, data_at, size = places(layout, length)
+        sums_at, data_at, size = places(len(layout), length)
         if self.size < size:
             raise ValueError(f"a buffer of {self.size} bytes cannot hold {size}")
         memory = self.map()
@@ -140,16 +135,8 @@ class Buffer:
         return sums_at, data_at
 
     def commit(self, sequence: int, step: int, layout: bytes, length: int) -> Record:
-        sums_at, data_at, _ = places(layout, length)
-        record = Record(
-            sequence=sequence,
-            step=step,
-            layout_length=len(layout),
-            layout_crc=zlib.crc32(layout),
-            sums_at=sums_at,
-            data_at=data_at,
-            length=length,
-        )
+        sums_at, data_at, _ = places(len(layout), length)
+        record = Record(sequence, step, len(layout), zlib.crc32(layout), sums_at, data_at, length)
         fields = _RECORD.pack(_MAGIC, *msgspec.structs.astuple(record))
         self.map()[: len(fields) + _CRC.size] = fields + _CRC.pack(zlib.crc32(fields))
         return record
@@ -179,7 +166,7 @@ class Buffer:
         magic, *numbers = _RECORD.unpack_from(fields)
         if magic != _MAGIC:
             return None
-        record = Record(**dict(zip(Record.__struct_fields__, numbers, strict=True)))
+        record = Record(*numbers)
         fits = record.layout_length <= MAX_LAYOUT and record.data_at + record.length <= self.size
         return record if fits else None
 

@@ -266,7 +266,7 @@ class Checkpointer:
             return
         leaves = flatten(state)
         layout, text = self._laid_out(leaves)
-        size = places(text, layout.length)[2] + estimate_growth(state, leads=self._local_rank == 0)
+        size = places(len(text), layout.length)[2] + estimate_growth(state, leads=self._local_rank == 0)
         if self._room(size):
             self._writer.populate()
 
@@ -309,7 +309,7 @@ class Checkpointer:
         """
         copied = self._save_group.copied(COPY_PATIENCE if due else 0.0)
         layout, text = self._laid_out(leaves)
-        has_room = self._room(places(text, layout.length)[2])
+        has_room = self._room(places(len(text), layout.length)[2])
         slot = self._save_group.agree(copied, has_room=has_room, due=due)
         if isinstance(slot, BufferChoice):
             return slot
@@ -330,7 +330,7 @@ class Checkpointer:
 
     def _save(self, step: int, leaves: list[Leaf], choice: BufferChoice | None, due: bool, overlap: bool) -> bool:
         layout, text = self._laid_out(leaves)
-        if not self._room(places(text, layout.length)[2]):
+        if not self._room(places(len(text), layout.length)[2]):
             return due and self._store_directly(step, layout, leaves)
         choice = choice or self._save_group.free()
         if choice is None:

@@ -41,7 +41,7 @@ def line(vault: VaultThread, local_rank: int = 0) -> MemoryClient:
 
 def fill(opened: MemoryClient, directory: Path | str, step: int, rank: int = 0, world: int = 1) -> tuple[Buffer, int]:
     layout = layout_of(directory, rank=rank, world=world)
-    assert opened.make_room(places(msgspec.json.encode(layout), layout.length)[2]) == ""
+    assert opened.make_room(places(len(msgspec.json.encode(layout)), layout.length)[2]) == ""
     buffer, record = filled(layout, step, buffer=opened.buffers[0])
     return buffer, record.sequence
 
@@ -277,7 +277,7 @@ def test_when_a_peer_is_lost_the_last_step_goes_to_storage_while_its_process_goe
     with vault_thread(pause=lambda seconds: (sleeping.set(), go_on.wait(PATIENCE))) as vault:
         opened = line(vault)
         layout = layout_of(tmp_path, rank=1, world=2, whole=True)
-        assert opened.make_room(places(msgspec.json.encode(layout), layout.length)[2]) == ""
+        assert opened.make_room(places(len(msgspec.json.encode(layout)), layout.length)[2]) == ""
         for step, buffer in ((4, opened.buffers[1]), (5, opened.buffers[0])):
             filled(layout, step, buffer=buffer)
         vault.do(vault.vault.rescue)

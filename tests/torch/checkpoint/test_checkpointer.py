@@ -233,7 +233,7 @@ def _copy_of(step: int) -> Buffer:
     layout = msgspec.structs.replace(lay_out(leaves, Saver(0, 1, True, "1.0.1")), replicated=False)
     text = msgspec.json.encode(layout)
     buffer = Buffer.make("test")
-    buffer.resize(places(text, layout.length)[2])
+    buffer.resize(places(len(text), layout.length)[2])
     image = PackedState(buffer.map(), buffer.begin(text, layout.length)[1], layout)
     image.write_frames()
     image.fill(leaves)

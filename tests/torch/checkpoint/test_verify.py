@@ -41,7 +41,7 @@ def write(buffer: Buffer, step: int) -> None:
     leaves = flatten(state_of(step))
     layout = lay_out(leaves, Saver(0, 1, True, "1.0.1"))
     text = msgspec.json.encode(layout)
-    buffer.resize(places(text, layout.length)[2])
+    buffer.resize(places(len(text), layout.length)[2])
     packing = PackedState(buffer.map(), buffer.begin(text, layout.length)[1], layout)
     packing.write_frames()
     packing.fill(leaves)

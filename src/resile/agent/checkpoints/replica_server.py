@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resile.api.ids import NO_ROUND, Round
-from resile.checkpoint.buffer import MAX_LAYOUT, PAGE, Buffer, places_of
+from resile.checkpoint.buffer import MAX_LAYOUT, PAGE, Buffer, places
 from resile.checkpoint.layout import Layout, chunks
 from resile.checkpoint.memory_client import BUFFERS, COPY_GRACE, COPY_SLOWEST, MAX_LOCAL_RANKS
 from resile.common.log_once import LogOnChange
@@ -229,7 +229,7 @@ class ReplicaServer:
         if copy.round < self._round:
             return self._too_late(copy)
         buffer = self._oldest(copy.local_rank)
-        size = places_of(copy.layout, copy.data)[2]
+        size = places(copy.layout, copy.data)[2]
         if size > buffer.size and (why := self._room(size - buffer.size)):
             return why
         try:
@@ -252,7 +252,7 @@ class ReplicaServer:
         with self._guard:
             self._arrivals.pop(buffer, None)
         buffer.begin(b"", copy.data)
-        sums_at, data_at, _ = places_of(copy.layout, copy.data)
+        sums_at, data_at, _ = places(copy.layout, copy.data)
         with memoryview(buffer.map()) as memory:
             for at, size in ((PAGE, copy.layout), (sums_at, copy.sums), (data_at, copy.data)):
                 with memory[at : at + size] as target:
