@@ -170,6 +170,12 @@ class Buffer:
         fits = record.layout_length <= MAX_LAYOUT and record.data_at + record.length <= self.size
         return record if fits else None
 
+    @property
+    def sequence(self) -> int:
+        """The sequence number of the committed checkpoint; 0 if there is none."""
+        record = self.record()
+        return record.sequence if record is not None else 0
+
     def layout(self, record: Record) -> Layout:
         """The layout of the checkpoint of `record`. Raises IncompleteBuffer if it is damaged."""
         known = (record.sequence, record.layout_crc)

@@ -116,8 +116,7 @@ class CheckpointServer:
             self._alone = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._outlive_copies, before)
 
     def _newest(self, local_rank: int) -> int:
-        records = [buffer.record() for buffer in self._buffers.get(local_rank, ())]
-        return max((record.sequence for record in records if record is not None), default=0)
+        return max((buffer.sequence for buffer in self._buffers.get(local_rank, ())), default=0)
 
     def close(self) -> None:
         self._socket.close()

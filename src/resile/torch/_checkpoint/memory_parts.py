@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import operator
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -72,10 +71,10 @@ def verify_ahead(buffers: Iterable[Buffer], background: Executor) -> Verificatio
 
     Returns None if there is no step, if it has no checksums, or if its layout or checksums are damaged.
     """
-    committed = [(record.sequence, buffer, record) for buffer in buffers if (record := buffer.record()) is not None]
-    if not committed:
+    buffer = max(buffers, key=lambda each: each.sequence)
+    record = buffer.record()
+    if record is None:
         return None
-    _, buffer, record = max(committed, key=operator.itemgetter(0))
     try:
         verification = Verification(buffer, record)
     except IncompleteBuffer:  # `restore` reports it, if it needs this buffer

@@ -182,15 +182,12 @@ class SaveGroup:
 
         If neither buffer waits for storage, this chooses the one with the older save.
         """
-        ages = []
-        for number, buffer in enumerate(self._memory.buffers):
-            record = buffer.record()
-            if record is None or not buffer.wanted:
-                ages.append((record.sequence if record is not None else 0, number))
+        buffers = self._memory.buffers
+        ages = [(each.sequence, number) for number, each in enumerate(buffers) if not each.sequence or not each.wanted]
         if not ages:
             return None
         number = min(ages)[1]
-        return BufferChoice(number, isinstance(self._memory, MemoryClient) and self._memory.buffers[1 - number].wanted)
+        return BufferChoice(number, isinstance(self._memory, MemoryClient) and buffers[1 - number].wanted)
 
     def sent(self, sequence: int, length: int, local_world: int) -> None:
         """Note that the agent is copying the save `sequence` to another node, and set a deadline for its answer.
@@ -220,7 +217,7 @@ class SaveGroup:
         Returns the buffer, or why all ranks skip the step. `copied` is the result of the method `copied`. `has_room` is
         False if this rank's memory has no room for the save. Then all ranks skip a step that is not `due` for storage.
         """
-        saved = [record.sequence if (record := buffer.record()) else 0 for buffer in self._memory.buffers]
+        saved = [buffer.sequence for buffer in self._memory.buffers]
         first, second = (sequence if sequence > self._floor else 0 for sequence in saved)
         wanted = [int(self._waits_for_storage(number, sequence)) for number, sequence in enumerate(saved)]
         older = saved.index(min(saved))

@@ -75,8 +75,7 @@ class StoreQueue:
         if deferred is None or deferred[0] == overwritten:
             return
         number, sequence = deferred
-        record = self._memory.buffers[number].record()
-        if record is not None and record.sequence == sequence:
+        if self._memory.buffers[number].sequence == sequence:
             if not any(each.wanted for each in self._memory.buffers):
                 self._memory.buffers[number].want(sequence)
             self._requested = sequence
