@@ -38,7 +38,7 @@ from resile.checkpoint.torchrun_buffers import ProcessBuffers
 from resile.common.log_once import LogOnce
 from resile.torch._checkpoint.buffer_writer import BufferWriter
 from resile.torch._checkpoint.flatten import Leaf, State, flatten
-from resile.torch._checkpoint.memory_parts import Memory, Verification
+from resile.torch._checkpoint.memory_parts import Memory, Verification, verify_ahead
 from resile.torch._checkpoint.packing import SlotTooSmall
 from resile.torch._checkpoint.rank_layout import Saver, estimate_growth, lay_out, still_fits
 from resile.torch._checkpoint.restore import Restore
@@ -100,8 +100,8 @@ class Checkpointer:
         self.behind = False
         """True if the last save was skipped because an earlier save is still being stored or copied."""
         for client in (self._memory, self._leader):  # while the script builds its model
-            if isinstance(client, MemoryClient) and (begun := self._writer.verify_ahead(client.buffers)) is not None:
-                self._verifying[begun.buffer] = begun
+            if client is not None:
+                self._verifying |= verify_ahead(client.buffers, self._writer.sealer)
 
     @property
     def in_memory(self) -> bool:

@@ -223,7 +223,7 @@ def test_a_flipped_bit_in_a_copy_of_another_nodes_part_is_found_named_and_passed
     copies[1].map()[record.data_at + record.length // 2] ^= 0x10
     state = uniform(0, 100_000)
     with caplog.at_level(logging.WARNING, "resile"):
-        assert Restore(Collectives(), Memory([], [], copies), None).run(state) == 1
+        assert Restore(Collectives(), Memory([], [], copies, {}), None).run(state) == 1
     assert is_uniform(state, 1)
     assert "step 2 in memory is not used: the checksum of bytes " in caplog.text
 
@@ -581,7 +581,7 @@ def test_a_checkpointer_whose_last_copy_failed_is_closed_all_the_same(
     with pytest.raises(MemoryError, match="no room to copy"):
         checkpointer.close()
     assert checkpointer._memory.buffers == []
-    assert checkpointer._writer._sealer._shutdown
+    assert checkpointer._writer.sealer._shutdown
     checkpointer.close()
 
 

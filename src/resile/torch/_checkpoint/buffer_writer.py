@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from resile.checkpoint.buffer import Buffer, Record
+from resile.checkpoint.buffer import Record
 from resile.checkpoint.layout import Layout
 from resile.checkpoint.memory_client import MemoryClient
 from resile.checkpoint.torchrun_buffers import ProcessBuffers
 from resile.common.log_once import LogOnce
 from resile.torch._checkpoint.flatten import Leaf
-from resile.torch._checkpoint.memory_parts import Verification, verify_ahead
 from resile.torch._checkpoint.packing import PackedState
 from resile.torch._checkpoint.parallel_copy import POPULATE_WRITE, copying_threads, populate
 from resile.torch._checkpoint.save_group import BufferChoice
@@ -34,18 +33,15 @@ class BufferWriter:
         self._packed: dict[int, tuple[bytes, int, PackedState]] = {}
         """By buffer: the encoded layout and the size for which the buffer is prepared, and the prepared bytes."""
         self._copier = ThreadPoolExecutor(1, "resile-copy")
-        self._sealer = ThreadPoolExecutor(1, "resile-seal")
-        self.store_queue = StoreQueue(memory, once, self._sealer.submit)
+        self.sealer = ThreadPoolExecutor(1, "resile-seal")
+        self.store_queue = StoreQueue(memory, once, self.sealer.submit)
         self._copying: Future[None] | None = None
         self._sealing: dict[int, Future[None]] = {}
         self._populating: list[Future[None]] = []
 
-    def verify_ahead(self, buffers: Sequence[Buffer]) -> Verification | None:
-        return verify_ahead(buffers, self._sealer)
-
     def populate(self) -> None:
         """Allocate the pages of both buffers in the background, so that the first save is as fast as later ones."""
-        self._populating = [self._sealer.submit(populate, each, POPULATE_WRITE) for each in self._memory.buffers]
+        self._populating = [self.sealer.submit(populate, each, POPULATE_WRITE) for each in self._memory.buffers]
 
     def write(
         self,
@@ -86,7 +82,7 @@ class BufferWriter:
             if on_replication is not None:
                 on_replication()
             replicated = on_replication is not None
-            self._sealing[number] = self._sealer.submit(self._seal, number, packed, record, stores, replicated)
+            self._sealing[number] = self.sealer.submit(self._seal, number, packed, record, stores, replicated)
 
         if not overlap:
             packed.fill(leaves, copying_threads(layout.length))
@@ -127,7 +123,7 @@ class BufferWriter:
             self.before_update()
         finally:
             self._copier.shutdown()
-            self._sealer.shutdown()
+            self.sealer.shutdown()
             self._packed.clear()
 
     def _begin(self, number: int, layout: Layout, text: bytes) -> PackedState:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import ctypes
 import logging
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -42,15 +41,12 @@ class Verification:
 
         Raises IncompleteBuffer if the layout or the checksums are damaged.
         """
-        self.buffer = buffer
         self.record = record
         self.packed = PackedState(buffer.map(), record.data_at, buffer.layout(record))
         self.sums = buffer.sums(record)
         """None if the process ended before it had computed them."""
-        self._left = iter(self.packed.checks(self.sums or ()) if self.sums is not None else ())
+        self._left = iter(self.packed.checks(self.sums) if self.sums is not None else ())
         self._begun: Future[None] | None = None
-        self.used = False
-        """True once `finish` was called. The result cannot be used again."""
 
     def begin(self, background: Executor) -> None:
         self._begun = background.submit(run_jobs, 1, self._left)
@@ -60,39 +56,37 @@ class Verification:
 
         Raises Damaged if any of the threads found a byte that differs from what was saved.
         """
-        self.used = True
         run_jobs(threads, self._left)
         if self._begun is not None and not self._begun.cancel():
             self._begun.result()
 
 
-def verify_ahead(buffers: Iterable[Buffer], background: Executor) -> Verification | None:
-    """Begin to verify the newest step in `buffers` on a thread of `background`, and return the verification.
+def verify_ahead(buffers: Iterable[Buffer], background: Executor) -> dict[Buffer, Verification]:
+    """Begin to verify the newest step in `buffers` on a thread of `background`. Returns its buffer's verification.
 
-    Returns None if there is no step, if it has no checksums, or if its layout or checksums are damaged.
+    Returns nothing if there is no step, if it has no checksums, or if its layout or checksums are damaged.
     """
     buffer = max(buffers, key=lambda each: each.sequence)
     record = buffer.record()
-    if record is None:
-        return None
     try:
-        verification = Verification(buffer, record)
+        verification = Verification(buffer, record) if record is not None else None
     except IncompleteBuffer:  # `restore` reports it, if it needs this buffer
-        return None
-    if verification.sums is None:  # the agent may be computing them at this moment
-        return None
+        return {}
+    if verification is None or verification.sums is None:  # the agent may be computing them at this moment
+        return {}
     background.submit(populate, buffer, POPULATE_READ)
     verification.begin(background)
-    return verification
+    return {buffer: verification}
 
 
 class Memory(NamedTuple):
     own: Sequence[Buffer]
     leaders: Sequence[Buffer]
     """Buffers of the node's leader: the rank, perhaps this one, that keeps what all ranks of the node have alike."""
-    copies: Sequence[Buffer] = ()
+    copies: Sequence[Buffer]
     """Buffers of this node's other ranks, and replicas of another node's parts."""
-    verifying: Mapping[Buffer, Verification] = MappingProxyType({})
+    verifying: dict[Buffer, Verification]
+    """Verifications that have begun. Each is taken out when it is used, because it can be used only once."""
 
     def offers(self) -> Iterator[Offer]:
         for kind, buffers in ((Kind.OWN, self.own), (Kind.LEADER, self.leaders), (Kind.COPY, self.copies)):
@@ -114,8 +108,8 @@ class Memory(NamedTuple):
         Raises IncompleteBuffer if the part is not found or is damaged.
         """
         buffer, record = self._find(plan, part, prefer_copies)
-        verification = self.verifying.get(buffer)
-        if verification is None or verification.used or verification.record != record:
+        verification = self.verifying.pop(buffer, None)
+        if verification is None or verification.record != record:
             verification = Verification(buffer, record)
         if verification.sums is None:
             log.info("step %d in memory has no checksums: its process ended while they were made", plan.step)
