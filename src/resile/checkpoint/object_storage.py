@@ -84,7 +84,7 @@ class ObjectStorage(StepStorage):
         sums = sealed(buffer, record)[: chunks(layout.stored)]
         return self.put(record.step, layout, _blocks_of(buffer, record, layout.stored), sums)
 
-    def put(self, step: int, layout: Layout, blocks: Iterator[memoryview], sums: Sequence[int]) -> bool:
+    def put(self, step: int, layout: Layout, blocks: Iterator[bytes | memoryview], sums: Sequence[int]) -> bool:
         """Write one rank's part: the `blocks` of its data, then its checksums. Returns True if that completed the step.
 
         Raises StorageError if the store refused the part, and IncompleteBuffer if `blocks` raises it.

@@ -20,6 +20,7 @@ tensors (DTensor, as `fully_shard` makes them) each rank keeps and stores its pa
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -254,7 +255,7 @@ class Checkpointer:
     def _leave_group(self) -> None:
         self._save_group.leave()
         self._layout = None
-        self._writer.store_queue.drop_deferred()
+        self._writer.store_queue.deferred = None
 
     def reserve(self, state: State) -> None:
         """Allocate the memory for saves of `state` in the background, so that the first save is as fast as later ones.
@@ -338,10 +339,7 @@ class Checkpointer:
             self._log_once.say(BEHIND)
             return False
         sequence = self._save_group.sequence
-
-        def note_replication() -> None:
-            self._save_group.sent(sequence, layout.length, self._local_world)
-
+        sent = functools.partial(self._save_group.sent, sequence, layout.length, self._local_world)
         self._writer.write(
             choice,
             leaves,
@@ -350,7 +348,7 @@ class Checkpointer:
             sequence=sequence,
             step=step,
             due=due,
-            on_replication=note_replication if self._save_group.partnered and not layout.replicated else None,
+            on_replication=sent if self._save_group.partnered and not layout.replicated else None,
             overlap=overlap,
         )
         return True
@@ -373,13 +371,11 @@ class Checkpointer:
         try:
             store_directly(self.storage, step, layout, leaves)
             return True
-        except OSError as error:
-            why = str(not_stored(error, step, self.directory))
         except StorageError as error:
-            why = str(error)
-        except IncompleteBuffer as error:
-            why = f"step {step} was not stored in {self.directory}: {error}"
-        self._log_once.say(why, level=logging.ERROR)
+            why = error
+        except (OSError, IncompleteBuffer) as error:
+            why = not_stored(error, step, self.directory)
+        self._log_once.say(str(why), level=logging.ERROR)
         return False
 
 

@@ -66,7 +66,7 @@ class BufferWriter:
         """
         number, stores = choice.number, due and not choice.busy
         if due:
-            self.store_queue.drop_deferred()
+            self.store_queue.deferred = None
         elif not choice.busy:
             self.store_queue.follow_up(number)
         if due and choice.busy:
@@ -78,10 +78,10 @@ class BufferWriter:
             if stores:
                 self.store_queue.reserve(number, sequence)
             elif due:
-                self.store_queue.defer(number, sequence)
+                self.store_queue.deferred = (number, sequence)
+            replicated = on_replication is not None
             if on_replication is not None:
                 on_replication()
-            replicated = on_replication is not None
             self._sealing[number] = self.sealer.submit(self._seal, number, packed, record, stores, replicated)
 
         if not overlap:

@@ -10,17 +10,17 @@ Under an agent it is the agent that writes, as the same user on the same machine
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from typing import IO
+from collections.abc import Callable
 
 import msgspec
 
 from resile.checkpoint.buffer import Buffer
 from resile.checkpoint.dcp_metadata import data_file
 from resile.checkpoint.errors import NotWritable
-from resile.checkpoint.layout import Layout, chunks
+from resile.checkpoint.layout import Layout
 from resile.checkpoint.memory_client import MemoryClient
 from resile.checkpoint.object_storage import ObjectStorage
 from resile.checkpoint.storage import Storage, new_file
@@ -50,20 +50,16 @@ class StoreQueue:
         """The sequence number of the last save that was sent to storage; 0 once `wait` has waited for the save."""
         self._error = ""
         """Why storage refused the last save that `wait` waited for; empty if storage has the save."""
-        self._deferred: tuple[int, int] | None = None
-        """Buffer and sequence number of a save that was due while storage was busy with the previous one."""
+        self.deferred: tuple[int, int] | None = None
+        """Buffer and sequence number of a save that was due while storage was busy with the previous one.
+
+        `follow_up` sends it unless its buffer was overwritten.
+        """
 
     def reserve(self, number: int, sequence: int) -> None:
         """Keep a buffer from being overwritten until it is stored. Call `send` once the buffer has its checksums."""
         self._memory.buffers[number].want(sequence)
         self._requested = sequence
-
-    def defer(self, number: int, sequence: int) -> None:
-        """Remember a save that is due while storage is busy. `follow_up` sends it unless its buffer was overwritten."""
-        self._deferred = (number, sequence)
-
-    def drop_deferred(self) -> None:
-        self._deferred = None
 
     def follow_up(self, overwritten: int | None) -> None:
         """Send the deferred save, if there is one. Call this only when storage is free.
@@ -71,7 +67,7 @@ class StoreQueue:
         `overwritten` is the number of the buffer that the next save overwrites; None if no save follows. The deferred
         save is dropped if it is in that buffer, or if its buffer already contains another save.
         """
-        deferred, self._deferred = self._deferred, None
+        deferred, self.deferred = self.deferred, None
         if deferred is None or deferred[0] == overwritten:
             return
         number, sequence = deferred
@@ -137,20 +133,15 @@ def store_directly(storage: Storage | ObjectStorage, step: int, layout: Layout, 
     sums: list[int] = []
     if isinstance(storage, ObjectStorage):
         with tempfile.TemporaryFile() as file:
-            sums = _fill_file(file.fileno(), only, leaves) if only.length else []
-            storage.put(step, only, _blocks(file), sums)
+            if only.length:
+                sums = _fill_file(file.fileno(), only, leaves)
+            storage.put(step, only, iter(functools.partial(file.read, _BLOCK), b""), sums)
         return
     draft = storage.draft(step, layout.attempt)
     if only.length:
         with new_file(draft / data_file(only.rank)) as descriptor:
             sums = _fill_file(descriptor, only, leaves)
-    assert len(sums) == chunks(only.length)
     storage.finish(draft, step, only, sums)
-
-
-def _blocks(file: IO[bytes]) -> Iterator[memoryview]:
-    while block := file.read(_BLOCK):
-        yield memoryview(block)
 
 
 def _fill_file(descriptor: int, layout: Layout, leaves: list[Leaf]) -> list[int]:
