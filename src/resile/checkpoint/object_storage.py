@@ -28,9 +28,8 @@ from resile.checkpoint.errors import (
     unwritable,
 )
 from resile.checkpoint.layout import Layout, Part, chunks
-from resile.checkpoint.storage import METADATA, StepStorage, attempt_word, sealed
+from resile.checkpoint.storage import METADATA, StepStorage, attempt_word, part_file, sealed
 
-_STEP = re.compile(r"step-(\d{1,18})")
 _PART = re.compile(r"__\d{1,9}\.(?P<attempt>.+)\.resile\.json")
 _BLOCK = 16 << 20
 DAMAGED = "damaged.metadata"
@@ -60,11 +59,16 @@ class ObjectStorage(StepStorage):
 
     def has(self, step: int) -> bool:
         with self._answering(self.where(step)):
-            return self._is_there(f"{self._path(step)}/{METADATA}")
+            try:
+                self._fs.invalidate_cache()
+                self._fs.info(f"{self._path(step)}/{METADATA}")  # unlike `exists`, raises if the store does not answer
+                return True
+            except FileNotFoundError:
+                return False
 
-    def _step_directories(self) -> list[int]:
+    def _names(self) -> list[str]:
         with self._answering(self.directory):
-            return [int(match[1]) for name in self._list(self._root) if (match := _STEP.fullmatch(name))]
+            return self._list(self._root)
 
     def check_writable(self) -> None:
         probe = f"{self._root}/{probe_name()}"
@@ -97,12 +101,12 @@ class ObjectStorage(StepStorage):
                     for block in blocks:
                         file.write(block)
             part = Part.of(layout, step, sums)
-            self._fs.pipe_file(f"{self._path(step)}/{_part_file(layout.rank, attempt)}", part.encode())
-            if not {_part_file(rank, attempt) for rank in range(layout.world)} <= set(self._names(step)):
+            self._fs.pipe_file(f"{self._path(step)}/{part_file(layout.rank, attempt)}", part.encode())
+            if not {part_file(rank, attempt) for rank in range(layout.world)} <= set(self._names_of(step)):
                 return False  # decided by the names: only the last of the ranks needs to read the parts
             parts = self._parts(step, attempt)
             if [each.rank for each in parts] != list(range(layout.world)):
-                return False
+                return False  # another writer is removing the parts of this step
             self._fs.pipe_file(f"{self._path(step)}/{METADATA}", metadata(parts, attempt))
         except IncompleteBuffer:
             raise
@@ -113,27 +117,24 @@ class ObjectStorage(StepStorage):
 
     def progress(self, step: int) -> int:
         with self._answering(self.where(step)):
-            return len(self._names(step))
+            return len(self._names_of(step))
 
     def parts(self, step: int) -> list[Part]:
-        self._attempts[step], parts = self._committed(step)
-        return parts
-
-    def _committed(self, step: int) -> tuple[str, list[Part]]:
         with self._answering(self.where(step)):
-            attempts = sorted({match["attempt"] for name in self._names(step) if (match := _PART.fullmatch(name))})
+            attempts = sorted({match["attempt"] for name in self._names_of(step) if (match := _PART.fullmatch(name))})
         written = self.metadata(step)
         complaint = IncompleteBuffer(f"{METADATA} is not what was written")
         for attempt in reversed(attempts):
             try:
                 parts = self._parts(step, attempt)
                 if metadata(parts, attempt) == written:
-                    return attempt, parts
+                    self._attempts[step] = attempt
+                    return parts
             except IncompleteBuffer as error:
                 complaint = error
         if attempts:
             raise complaint
-        return "", []
+        return []
 
     def metadata(self, step: int) -> bytes:
         with self._reading(step, METADATA):
@@ -158,7 +159,7 @@ class ObjectStorage(StepStorage):
             try:
                 yield
             except FileNotFoundError:
-                there = self._names(step)
+                there = self._names_of(step)
                 if not there or name in there:  # a working store would list others, or not miss this one
                     raise
                 raise IncompleteBuffer(f"{name} is not there") from None
@@ -188,7 +189,7 @@ class ObjectStorage(StepStorage):
                 self._fs.rm_file(f"{self._path(step)}/{METADATA}")  # first, so that no reader sees half of it
                 self._fs.rm(self._path(step), recursive=True)
             for step in self._step_directories():
-                if step < newest and not {METADATA, DAMAGED} & set(names := self._names(step)):
+                if step < newest and not {METADATA, DAMAGED} & set(names := self._names_of(step)):
                     for name in names:  # only these: a `.metadata` written at this moment must survive
                         self._fs.rm_file(f"{self._path(step)}/{name}")
                     with contextlib.suppress(Exception):  # some stores have real directories
@@ -196,7 +197,7 @@ class ObjectStorage(StepStorage):
 
     def _parts(self, step: int, attempt: str) -> list[Part]:
         with self._answering(self.where(step)):
-            names = self._names(step)
+            names = self._names_of(step)
         parts = []
         for name in names:
             match = _PART.fullmatch(name)
@@ -209,19 +210,10 @@ class ObjectStorage(StepStorage):
                     raise IncompleteBuffer(f"{name} is not what was written: {error}") from None
         return sorted(parts, key=lambda part: part.rank)
 
-    def _is_there(self, path: str) -> bool:
-        """True if the object exists. Uses no cache. Unlike fsspec's `exists`, raises if the store does not answer."""
-        try:
-            self._fs.invalidate_cache()
-            self._fs.info(path)
-            return True
-        except FileNotFoundError:
-            return False
-
     def _path(self, step: int) -> str:
         return f"{self._root}/step-{step}"
 
-    def _names(self, step: int) -> list[str]:
+    def _names_of(self, step: int) -> list[str]:
         return self._list(self._path(step))
 
     def _list(self, path: str) -> list[str]:
@@ -231,10 +223,6 @@ class ObjectStorage(StepStorage):
         except FileNotFoundError:
             return []
         return [str(name).rstrip("/").rpartition("/")[2] for name in found]
-
-
-def _part_file(rank: int, attempt: str) -> str:
-    return f"__{rank}.{attempt}.resile.json"
 
 
 def _blocks_of(buffer: Buffer, record: Record, length: int) -> Iterator[memoryview]:

@@ -84,9 +84,13 @@ class StepStorage(abc.ABC):
         except (IncompleteBuffer, NotReadable) as error:
             raise StorageError(f"step {record.step} was not stored: {error}") from None
 
-    @abc.abstractmethod
     def _step_directories(self) -> list[int]:
         """Steps that have a directory, committed or not."""
+        return [int(match[1]) for name in self._names() if (match := _STEP.fullmatch(name))]
+
+    @abc.abstractmethod
+    def _names(self) -> list[str]:
+        """What storage has at its top, by name. Raises NotReadable if storage does not answer."""
 
     @abc.abstractmethod
     def _is_taken(self, step: int) -> bool:
@@ -111,9 +115,6 @@ class Storage(StepStorage):
     def path(self, step: int) -> Path:
         """The directory of a committed step, for `torch.distributed.checkpoint.load`."""
         return self.directory / f"step-{step}"
-
-    def _step_directories(self) -> list[int]:
-        return [int(match[1]) for name in self._names() if (match := _STEP.fullmatch(name))]
 
     def draft(self, step: int, attempt: str) -> Path:
         """The directory for the parts of an uncommitted step; created if necessary."""
@@ -158,7 +159,23 @@ class Storage(StepStorage):
         Call this only if the rank's data is in `draft` already. Returns True if this call committed the step.
         """
         write_atomically(draft / part_file(layout.rank), Part.of(layout, step, sums).encode())
-        return self._commit(draft, step, layout.world)
+        try:
+            if not {part_file(rank) for rank in range(layout.world)} <= set(os.listdir(draft)):
+                return False  # decided by the names: only the last of the ranks needs to read the parts
+            parts = self._parts(draft)
+            if [part.rank for part in parts] != list(range(layout.world)):
+                return False  # another writer is removing the draft
+            write_atomically(draft / METADATA, metadata(parts))
+            _sync(draft)
+            os.rename(draft, self.path(step))
+        except (OSError, IncompleteBuffer):
+            if self.path(step).exists():  # another writer was quicker, or an earlier attempt stored this step
+                shutil.rmtree(draft, ignore_errors=True)
+                return False
+            raise
+        _sync(self.directory)
+        self.sweep()
+        return True
 
     def progress(self, step: int) -> int:
         """A number that changes while a step is being written. If two calls return the same, no rank seems to write it.
@@ -272,25 +289,6 @@ class Storage(StepStorage):
             os.rename(path, doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
-    def _commit(self, draft: Path, step: int, world: int) -> bool:
-        try:
-            if not {part_file(rank) for rank in range(world)} <= set(os.listdir(draft)):
-                return False  # decided by the names: only the last of the ranks needs to read the parts
-            parts = self._parts(draft)
-            if [part.rank for part in parts] != list(range(world)):
-                return False
-            write_atomically(draft / METADATA, metadata(parts))
-            _sync(draft)
-            os.rename(draft, self.path(step))
-        except (OSError, IncompleteBuffer):
-            if self.path(step).exists():  # another writer was quicker, or an earlier attempt stored this step
-                shutil.rmtree(draft, ignore_errors=True)
-                return False
-            raise
-        _sync(self.directory)
-        self.sweep()
-        return True
-
     def _names(self) -> list[str]:
         try:
             return os.listdir(self.directory)
@@ -328,8 +326,9 @@ def sealed(buffer: Buffer, record: Record) -> Sequence[int]:
     return made
 
 
-def part_file(rank: int) -> str:
-    return f"__{rank}.resile.json"
+def part_file(rank: int, attempt: str = "") -> str:
+    """The name of the file that describes a rank's part. `attempt` is as in `data_file`."""
+    return f"__{rank}.{attempt}.resile.json" if attempt else f"__{rank}.resile.json"
 
 
 @contextlib.contextmanager
@@ -351,13 +350,9 @@ def new_file(path: Path) -> Iterator[int]:
 def _copy(buffer: Buffer, record: Record, length: int, target: int) -> None:
     at, end = record.data_at, record.data_at + length
     while at < end:
-        at += os.sendfile(target, buffer.descriptor, at, min(_BLOCK, end - at)) or _nothing_more()
+        at += os.sendfile(target, buffer.descriptor, at, min(_BLOCK, end - at))
         if buffer.record() != record:
             raise IncompleteBuffer("a newer step took its place in memory")
-
-
-def _nothing_more() -> int:
-    raise IncompleteBuffer("its buffer ended early")
 
 
 def _sync(directory: Path) -> None:
