@@ -14,8 +14,9 @@ import pytest
 from resile.checkpoint.checksums import sums_of
 from resile.checkpoint.errors import NotWritable, StorageError
 from resile.checkpoint.layout import Part
-from resile.checkpoint.storage import Storage, new_file, open_storage
+from resile.checkpoint.storage import Storage, open_storage
 from resile.checkpoint.store_retries import store_all, store_committed
+from resile.common.atomic_files import new_file
 from tests.checkpoint.buffers import filled, layout_of
 
 

@@ -37,7 +37,7 @@ from resile.checkpoint.errors import (
     unwritable,
 )
 from resile.checkpoint.layout import Layout, Part, chunks
-from resile.common.atomic_files import draft_of, write_atomically
+from resile.common.atomic_files import new_file, write_atomically
 
 if TYPE_CHECKING:
     from resile.checkpoint.object_storage import ObjectStorage
@@ -329,22 +329,6 @@ def sealed(buffer: Buffer, record: Record) -> Sequence[int]:
 def part_file(rank: int, attempt: str = "") -> str:
     """The name of the file that describes a rank's part. `attempt` is as in `data_file`."""
     return f"__{rank}.{attempt}.resile.json" if attempt else f"__{rank}.resile.json"
-
-
-@contextlib.contextmanager
-def new_file(path: Path) -> Iterator[int]:
-    """Open a new file for writing. It appears at `path` only when it is completely on disk."""
-    hidden = draft_of(path)
-    descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        yield descriptor
-        os.fsync(descriptor)
-        os.rename(hidden, path)
-    except BaseException:
-        hidden.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)
 
 
 def _copy(buffer: Buffer, record: Record, length: int, target: int) -> None:

@@ -23,8 +23,9 @@ from resile.checkpoint.errors import NotWritable
 from resile.checkpoint.layout import Layout
 from resile.checkpoint.memory_client import MemoryClient
 from resile.checkpoint.object_storage import ObjectStorage
-from resile.checkpoint.storage import Storage, new_file
+from resile.checkpoint.storage import Storage
 from resile.checkpoint.torchrun_buffers import ProcessBuffers
+from resile.common.atomic_files import new_file
 from resile.common.log_once import LogOnce
 from resile.torch._checkpoint.flatten import Leaf
 from resile.torch._checkpoint.packing import PackedState
