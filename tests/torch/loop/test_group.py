@@ -148,7 +148,7 @@ SWAPPING = (
     SETTING
     + """
 from torch.distributed.fsdp import fully_shard
-from resile.torch._checkpoint.rank_layout import piece_of
+from resile.torch._checkpoint.rank_layout import extent_of
 
 child = os.fork()
 for round_, port in enumerate(map(int, sys.argv[1:]), 1):
@@ -160,7 +160,7 @@ for round_, port in enumerate(map(int, sys.argv[1:]), 1):
     whole = model.weight.detach().clone()
     fully_shard(model)
     for shard in (model.weight, model.state_dict()["weight"], model.weight.clone()):
-        piece = piece_of(shard)
+        piece = extent_of(shard)
         assert piece.origin[0] == 3 * rank, f"round {round_}: rank {rank} takes its shard for that at {piece.origin}"
         assert torch.equal(shard.to_local(), whole[piece.origin[0] :][: piece.shape[0]])
         assert torch.equal(shard.full_tensor(), whole)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -82,28 +82,6 @@ def frame(dtype: Any, shape: tuple[int, ...]) -> Frame:
     return Frame(bytes(sink.before), bytes(sink.after))
 
 
-class Piece(NamedTuple):
-    """The piece of a sharded tensor that this rank has: its shape, the tensor's shape, and where the piece begins."""
-
-    shape: tuple[int, ...]
-    full: tuple[int, ...]
-    origin: tuple[int, ...]
-    first: bool
-    """True if this rank writes the piece to storage, because no rank before it has the same piece."""
-
-
-def piece_of(tensor: Any) -> Piece:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    mesh, placements = tensor.device_mesh, tensor.placements
-    if not all(isinstance(placement, Shard | Replicate) for placement in placements):
-        raise TypeError(f"a tensor with the placements {placements} cannot be saved")
-    shape, origin = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    coordinate = mesh.get_coordinate() or [0] * len(placements)
-    first = all(at == 0 for at, placement in zip(coordinate, placements, strict=True) if placement.is_replicate())
-    return Piece(tuple(shape), tuple(tensor.shape), tuple(origin), first)
-
-
 class Extent(NamedTuple):
     """A block of a tensor: the index of its first element, and its shape."""
 
@@ -124,10 +102,15 @@ class Extent(NamedTuple):
 
 
 def extent_of(tensor: Any) -> Extent:
-    if isinstance(tensor, DTensor):
-        piece = piece_of(tensor)
-        return Extent(piece.origin, piece.shape)
-    return Extent((0,) * tensor.dim(), tuple(tensor.shape))
+    """The block of a tensor that this rank has: its piece of a sharded tensor, or all of another one."""
+    if not isinstance(tensor, DTensor):
+        return Extent((0,) * tensor.dim(), tuple(tensor.shape))
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if not all(isinstance(placement, Shard | Replicate) for placement in tensor.placements):
+        raise TypeError(f"a tensor with the placements {tensor.placements} cannot be saved")
+    shape, origin = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Extent(tuple(origin), tuple(shape))
 
 
 class Saver(NamedTuple):
@@ -146,28 +129,17 @@ def lay_out(leaves: Iterable[Leaf], saver: Saver, **settings: Any) -> Layout:
     """
     leaves = list(leaves)
     refuse_duplicates(leaves)
-    stored: list[Callable[[int], Item]] = []
-    others: list[Callable[[int], Item]] = []
-    replicated = True
-    for leaf in leaves:
-        if not isinstance(leaf.value, torch.Tensor):
-            (stored if saver.rank == 0 else others).append(functools.partial(_object_item, leaf))
-        elif isinstance(leaf.value, DTensor):
-            replicated = False
-            piece = piece_of(leaf.value)
-            stores = piece.first and math.prod(piece.shape) > 0
-            (stored if stores else others).append(functools.partial(_tensor_item, leaf, piece))
-        elif _keeps(saver, leaf):
-            shape = tuple(leaf.value.shape)
-            whole = Piece(shape, shape, (0,) * len(shape), True)
-            (stored if saver.rank == 0 else others).append(functools.partial(_tensor_item, leaf, whole))
+    replicated = not any(isinstance(leaf.value, DTensor) for leaf in leaves)
+    kept = [leaf for leaf in leaves if _keeps(saver, leaf)]
+    stored = [leaf for leaf in kept if _stores(saver, leaf)]
+    others = [leaf for leaf in kept if not _stores(saver, leaf)]
     items: list[Item] = []
     end = boundary = 0
-    for group in (stored, others):
-        for make in group:
-            items.append(make(end))
-            end = _align(end + items[-1].length)
-        boundary = end if group is stored else boundary
+    for leaf in stored + others:
+        items.append(_item(leaf, end))
+        end = _align(end + items[-1].length)
+        if len(items) == len(stored):
+            boundary = end
     return Layout(
         rank=saver.rank,
         world=saver.world,
@@ -181,18 +153,16 @@ def lay_out(leaves: Iterable[Leaf], saver: Saver, **settings: Any) -> Layout:
     )
 
 
-def _object_item(leaf: Leaf, offset: int) -> Item:
-    need = len(pickled(leaf.value, leaf.key))
-    length = SMALLEST_SLOT
-    while length < need + need // 2:
-        length *= 2
-    return ObjectItem(key=leaf.key, path=leaf.path, offset=offset, length=length)
-
-
-def _tensor_item(leaf: Leaf, piece: Piece, offset: int) -> Item:
-    dtype = leaf.value.dtype
-    around = frame(dtype, piece.shape)
-    nbytes = math.prod(piece.shape) * dtype.itemsize
+def _item(leaf: Leaf, offset: int) -> Item:
+    if not isinstance(leaf.value, torch.Tensor):
+        need = len(pickled(leaf.value, leaf.key))
+        length = SMALLEST_SLOT
+        while length < need + need // 2:
+            length *= 2
+        return ObjectItem(key=leaf.key, path=leaf.path, offset=offset, length=length)
+    extent, dtype = extent_of(leaf.value), leaf.value.dtype
+    around = frame(dtype, extent.shape)
+    nbytes = math.prod(extent.shape) * dtype.itemsize
     return TensorItem(
         key=leaf.key,
         path=leaf.path,
@@ -201,9 +171,9 @@ def _tensor_item(leaf: Leaf, piece: Piece, offset: int) -> Item:
         data=offset + len(around.before),
         nbytes=nbytes,
         dtype=str(dtype).removeprefix("torch."),
-        shape=piece.shape,
-        full=piece.full,
-        origin=piece.origin,
+        shape=extent.shape,
+        full=tuple(leaf.value.shape),
+        origin=extent.origin,
         array=leaf.array,
     )
 
@@ -215,6 +185,16 @@ def _align(offset: int) -> int:
 def _keeps(saver: Saver, leaf: Leaf) -> bool:
     plain = isinstance(leaf.value, torch.Tensor) and not isinstance(leaf.value, DTensor)
     return not plain or saver.leads or saver.rank == 0
+
+
+def _stores(saver: Saver, leaf: Leaf) -> bool:
+    """True if this rank writes the leaf to storage. If several ranks have the same piece, the first writes it."""
+    tensor = leaf.value
+    if not isinstance(tensor, DTensor):
+        return saver.rank == 0
+    coordinate = tensor.device_mesh.get_coordinate() or [0] * len(tensor.placements)
+    pairs = zip(coordinate, tensor.placements, strict=True)
+    return all(at == 0 for at, placement in pairs if placement.is_replicate()) and local(tensor).numel() > 0
 
 
 def still_fits(layout: Layout, leaves: Iterable[Leaf], saver: Saver) -> bool:
