@@ -51,8 +51,8 @@ class Restore:
         """The outcome of this rank's own `work` in the last `_agree`."""
         self._hopeless = False
         """True if some rank cannot read storage and never will."""
-        self._suspect: int | None = None
-        """On rank 0: the newest stored step that another rank found damaged and rank 0 found sound."""
+        self._suspect = -1
+        """On rank 0: the newest stored step that another rank found damaged and rank 0 found sound; -1 for none."""
         self.from_storage = False
 
     @recorded_in_error_file(NeverReadable, permanent=True)
@@ -75,7 +75,7 @@ class Restore:
         return self._run(state)
 
     def _run(self, state: State) -> int | None:
-        self._suspect = None
+        self._suspect = -1
         offers, stored = self._gather()
         unread = stored is None
         refused: list[RestorePlan] = []
@@ -84,22 +84,25 @@ class Restore:
         while (plan := best_plan(offers, stored or [], refused)) is not None:
             load_target = LoadTarget(state)
             held: dict[int, MemoryPart] = {}
-            what = f"step {plan.step} in {self._directory if plan.source is Source.STORAGE else _place(plan)}"
-            verdict = self._agree(what, lambda: self._prepare(plan, offers, load_target, held))  # noqa: B023
+            is_stored = plan.source is Source.STORAGE
+            place = self._directory if is_stored else _place(plan)
+            what = f"step {plan.step} in {place}"
+            verdict = self._agree(what, self._prepare, plan, offers, load_target, held)
             if verdict == OK:
                 changed = True
-                verdict = self._agree(what, lambda: self._load(plan, offers, load_target, held))  # noqa: B023
+                verdict = self._agree(what, self._load, plan, offers, load_target, held)
             if verdict == OK:
                 self._agree(what, load_target.finish)
                 self._memory.drop_newer(plan.step)
                 self._warn_of_gaps([gap for gap in lacking if gap.step > plan.step])
                 if self._rank == 0:
-                    log.info("restored step %d from %s", plan.step, self._where(plan))
-                self.from_storage = plan.source is Source.STORAGE
+                    where = f"storage: {self._storage.where(plan.step)}" if self._storage and is_stored else place
+                    log.info("restored step %d from %s", plan.step, where)
+                self.from_storage = is_stored
                 return plan.step
             if verdict in UNREAD:  # an older stored step would discard work that is not lost, so only memory may help
                 unread, stored = True, []
-            elif plan.source is Source.STORAGE and self._rank == 0:
+            elif is_stored and self._rank == 0:
                 self._set_aside(plan.step)
             refused.append(plan)
         if unread:
@@ -123,16 +126,12 @@ class Restore:
     def _directory(self) -> str:
         return str(self._storage.directory) if self._storage is not None else ""
 
-    def _where(self, plan: RestorePlan) -> str:
-        where = self._storage.where(plan.step) if plan.source is Source.STORAGE and self._storage else ""
-        return f"storage: {where}" if where else _place(plan)
-
     def _refuse_below_suspects(self) -> None:
         """Raise NotReadable on all ranks if rank 0 has a `_suspect` step. A collective.
 
         That step may be sound, so training must not begin anew.
         """
-        step = self._collectives.gather([-1 if self._suspect is None else self._suspect])[0][0]
+        step = self._collectives.gather([self._suspect])[0][0]
         if step >= 0:
             raise NotReadable(
                 f"training does not begin anew because step {step} in {self._directory} is damaged as one rank reads "
@@ -150,12 +149,12 @@ class Restore:
             if self._verdict == OK:
                 check(self._storage, step, 0, 1)
                 log.warning("step %d in %s is left as it is: this rank finds it sound", step, self._directory)
-                self._suspect = max(step, self._suspect or 0)
+                self._suspect = max(step, self._suspect)
                 return
         except IncompleteBuffer as error:
             log.warning("step %d in %s is not used: %s", step, self._directory, error)
         except NotReadable:
-            self._suspect = max(step, self._suspect or 0)
+            self._suspect = max(step, self._suspect)
             return
         if aside := self._storage.set_aside(step):
             log.warning("step %d in %s was set aside as %s", step, self._directory, aside)
@@ -164,15 +163,15 @@ class Restore:
         if lacking and self._rank == 0:
             log.warning("%s: it is not gone on from", _words(lacking[0]))
 
-    def _agree(self, what: str, work: Callable[[], None]) -> int:
-        """Run `work` and return the worst outcome of all ranks: OK, DAMAGED, UNREADABLE or NEVER. A collective.
+    def _agree(self, what: str, work: Callable[..., None], *arguments: Any) -> int:
+        """Do `work` and return the worst outcome of all ranks: OK, DAMAGED, UNREADABLE or NEVER. A collective.
 
         `what` is the subject of the log line if this rank's outcome is not OK. If the state of one rank does not fit,
         all ranks raise StateMismatch. If `work` fails unexpectedly on one rank, all ranks raise an error.
         """
         verdict, why, error = OK, "", None
         try:
-            work()
+            work(*arguments)
         except IncompleteBuffer as damaged:
             verdict, why = DAMAGED, str(damaged)
         except NotReadable as unreadable:
@@ -274,7 +273,5 @@ def _words(gap: Gap) -> str:
 
 
 def _place(plan: RestorePlan) -> str:
-    if plan.source is Source.STORAGE:
-        return "storage"
     ranks = sorted({transfer.source for transfer in plan.transfers})
     return f"the memory of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else "memory"

@@ -129,9 +129,7 @@ def _ways_of_shared_step(rows: Sequence[Sequence[Offer]]) -> dict[Source, list[T
     lacking = tuple(rank for rank, row in enumerate(rows) if not row)
     first, last = holders[0], holders[-1]
     rest = tuple(rank for rank in range(len(rows)) if rank != last)
-    ways = {Source.PEERS: [Transfer(rows[first][0].part, first, lacking)] if lacking else []}
-    if not lacking:
-        ways = {Source.MEMORY: []}
+    ways = {Source.PEERS: [Transfer(rows[first][0].part, first, lacking)]} if lacking else {Source.MEMORY: []}
     if rest:
         ways[Source.COPIES] = [Transfer(rows[last][0].part, last, rest)]
     return ways
