@@ -177,11 +177,10 @@ def load(storage: AnyStorage, step: int, load_target: LoadTarget) -> None:
 
 
 def _paths(parts: Sequence[Part], contents: Any) -> dict[str, Steps]:
-    by_parts: dict[str, Steps] = {item.key: item.path for part in parts for item in part.items}
+    """The path of each leaf in storage: as our parts have it, else as DCP noted it, else its name alone."""
     planned = getattr(contents, "planner_data", None) or {}
-    paths: dict[str, Steps] = {}
-    for key in contents.state_dict_metadata:
-        keys = planned.get(key) or (key,)
-        dcps: Steps = tuple(("l", step) if isinstance(step, int) else ("d", str(step)) for step in keys)
-        paths[key] = by_parts.get(key, dcps)
-    return paths
+    paths: dict[str, Steps] = {
+        key: tuple(("l", step) if isinstance(step, int) else ("d", str(step)) for step in planned.get(key) or (key,))
+        for key in contents.state_dict_metadata
+    }
+    return paths | {item.key: item.path for part in parts for item in part.items}

@@ -8,6 +8,7 @@ except that numpy scalars become Python numbers.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
@@ -93,11 +94,10 @@ def _holds_stateful(value: Mapping[Any, Any]) -> bool:
     )
 
 
-def _sound_key(path: Path, key: Any) -> str | int:
+def _sound_key(path: Path, key: str | int) -> str | int:
     if type(key) not in (str, int):
         raise TypeError(f"{key_of(path)} has a key of type {type(key).__name__}: only str and int can be saved")
-    sound: str | int = key
-    return sound
+    return key
 
 
 def _leaves_of(root: Path, part: Any, names: Mapping[int, Name]) -> Iterator[Leaf]:
@@ -201,7 +201,9 @@ class LoadTarget:
         self._parameters: dict[Path, dict[str, Any]] = {}
         for path, part in self._parts:
             if isinstance(part, torch.optim.Optimizer):
-                self._parameters[path] = dict(self._parameters_of(part))
+                called = itertools.chain(*_called(part, self._names))
+                parameters = itertools.chain(*(group["params"] for group in part.param_groups))
+                self._parameters[path] = dict(zip(called, parameters, strict=True))
             if isinstance(part, torch.optim.Optimizer | torch.nn.Module | torch.Tensor | Mapping):
                 for leaf in _leaves_of(path, part, self._names):
                     if isinstance(leaf.value, torch.Tensor):
@@ -279,10 +281,6 @@ class LoadTarget:
                 for _, key in root[:-1]:
                     above = above[key]
                 above[root[-1][1]] = nest(leaves)
-
-    def _parameters_of(self, optimizer: Any) -> Iterator[tuple[str, Any]]:
-        for group, called in zip(optimizer.param_groups, _called(optimizer, self._names), strict=True):
-            yield from zip(called, group["params"], strict=True)
 
     def _new(self, path: Path, dtype: Any, shape: tuple[int, ...]) -> Any:
         parameters = self._parameters.get(path[:-3])

@@ -158,20 +158,17 @@ def hand_over(ranks: Collectives, transfer: Transfer, mine: MemoryPart | None) -
     takers, and `mine` on all other ranks. Raises Damaged if the part changed on the way, and MemoryError if a taker has
     too little memory.
     """
-    text = table = b""
-    length = 0
+    head: torch.Tensor | None = None
+    data: torch.Tensor | None = None
+    sizes = [0, 0, 0]
     if ranks.rank == transfer.source:
         assert mine is not None
         text, table = msgspec.json.encode(mine.packed.layout), array("q", mine.sums or ()).tobytes()
-        length = mine.packed.layout.length
-    texts, tables, length = ranks.gather([len(text), len(table), length])[transfer.source]
-    head: torch.Tensor | None = None
-    data: torch.Tensor | None = None
-    lacks_memory: MemoryError | None = None
-    if ranks.rank == transfer.source:
-        assert mine is not None
         head, data = torch.frombuffer(bytearray(text + table), dtype=torch.uint8), mine.packed.bytes
-    elif ranks.rank in transfer.takers:
+        sizes = [len(text), len(table), mine.packed.layout.length]
+    texts, tables, length = ranks.gather(sizes)[transfer.source]
+    lacks_memory: MemoryError | None = None
+    if ranks.rank in transfer.takers:
         try:
             head = torch.empty(texts + tables, dtype=torch.uint8)
             memory = bytearray(max(length, 1))

@@ -111,7 +111,8 @@ class PackedState:
         run_jobs(threads, self._copies(load_target))
         for item in self.layout.items if values else ():
             if isinstance(item, ObjectItem) and load_target.wants(item.path):
-                load_target.value(item.path, unpickled(self._slice(item.offset, item.length)))
+                data = ctypes.string_at(self._address + item.offset, item.length)
+                load_target.value(item.path, unpickled(data))
 
     def _copies(self, load_target: LoadTarget) -> list[Callable[[], None]]:
         copies: list[Callable[[], None]] = []
@@ -156,9 +157,6 @@ class PackedState:
 
     def _tensor(self, item: TensorItem) -> Any:
         return self.bytes[item.data : item.data + item.nbytes].view(getattr(torch, item.dtype)).view(item.shape)
-
-    def _slice(self, offset: int, length: int) -> bytes:
-        return ctypes.string_at(self._address + offset, length)
 
     def _put(self, offset: int, data: bytes) -> None:
         memcpy(self._address + offset, data, len(data))
