@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resile.checkpoint.layout import Part, TensorItem
+from resile.checkpoint.layout import Item, Part, TensorItem
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _FILES = "torch.distributed.checkpoint.filesystem"
@@ -39,15 +39,11 @@ def metadata(parts: Sequence[Part], attempt: str = "") -> bytes:
                     pieces.append((item, part))
             elif item.key not in entries:
                 entries[item.key] = _new(_METADATA, "BytesStorageMetadata", {})
-                storage.append(
-                    (_index(item.key, None, None), _info(data_file(part.rank, attempt), item.offset, item.length))
-                )
+                storage.append(_place(item, None, data_file(part.rank, attempt)))
     for key, pieces in tensors.items():
-        entries[key] = _tensor(pieces)
+        entries[key] = _tensor([piece for piece, _ in pieces])
         for number, (piece, part) in enumerate(pieces):
-            storage.append(
-                (_index(key, piece.origin, number), _info(data_file(part.rank, attempt), piece.offset, piece.length))
-            )
+            storage.append(_place(piece, number, data_file(part.rank, attempt)))
     fields = {
         "state_dict_metadata": _dictionary([(_plain(key), entry) for key, entry in entries.items()]),
         "planner_data": _dictionary([(_plain(key), path) for key, path in paths.items()]),
@@ -58,40 +54,28 @@ def metadata(parts: Sequence[Part], attempt: str = "") -> bytes:
     return pickle.PROTO + bytes([4]) + _new(_METADATA, "Metadata", fields) + pickle.STOP
 
 
-def _tensor(pieces: Sequence[tuple[TensorItem, Part]]) -> Written:
-    first = pieces[0][0]
-    properties = _tuple(
-        [
-            _global("torch", first.dtype),
-            _call("torch.serialization", "_get_layout", _plain("torch.strided")),
-            _plain(False),
-            _call(_METADATA, "_MEM_FORMAT_ENCODING", _plain(0)),
-            _plain(False),
-        ]
-    )
+def _tensor(pieces: Sequence[TensorItem]) -> Written:
+    layout = _call("torch.serialization", "_get_layout", _plain("torch.strided"))
+    memory_format = _call(_METADATA, "_MEM_FORMAT_ENCODING", _plain(0))
+    properties = _tuple([_global("torch", pieces[0].dtype), layout, _plain(False), memory_format, _plain(False)])
     chunks = [
         _new(_METADATA, "ChunkStorageMetadata", {"offsets": _size(piece.origin), "sizes": _size(piece.shape)})
-        for piece, _ in pieces
+        for piece in pieces
     ]
-    return _new(
-        _METADATA,
-        "TensorStorageMetadata",
-        {
-            "properties": _build(_METADATA, "TensorProperties", properties),
-            "size": _size(first.full),
-            "chunks": _list(chunks),
-        },
-    )
+    fields = {
+        "properties": _build(_METADATA, "TensorProperties", properties),
+        "size": _size(pieces[0].full),
+        "chunks": _list(chunks),
+    }
+    return _new(_METADATA, "TensorStorageMetadata", fields)
 
 
-def _index(key: str, origin: tuple[int, ...] | None, number: int | None) -> Written:
-    offset = _plain(None) if origin is None else _size(origin)
-    return _new(_METADATA, "MetadataIndex", {"fqn": _plain(key), "offset": offset, "index": _plain(number)})
-
-
-def _info(file: str, offset: int, length: int) -> Written:
-    fields = {"relative_path": _plain(file), "offset": _plain(offset), "length": _plain(length)}
-    return _new(_FILES, "_StorageInfo", fields)
+def _place(item: Item, number: int | None, file: str) -> tuple[Written, Written]:
+    """An entry of DCP's `storage_data`: which piece of which leaf is where in `file`. Values have no `number`."""
+    origin = _size(item.origin) if isinstance(item, TensorItem) else _plain(None)
+    index = {"fqn": _plain(item.key), "offset": origin, "index": _plain(number)}
+    info = {"relative_path": _plain(file), "offset": _plain(item.offset), "length": _plain(item.length)}
+    return _new(_METADATA, "MetadataIndex", index), _new(_FILES, "_StorageInfo", info)
 
 
 def _size(numbers: tuple[int, ...]) -> Written:
