@@ -10,15 +10,7 @@ from __future__ import annotations
 import errno
 import socket
 
-LASTING = frozenset(
-    {
-        errno.EROFS,
-        errno.ENOTDIR,
-        errno.EEXIST,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-    }
-)
+LASTING = frozenset({errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG})
 
 
 class StorageError(Exception):
