@@ -12,7 +12,6 @@ from typing import Any
 from resile.checkpoint.layout import CHUNK, Layout
 
 _WORD, _LANE = 64, 128
-_ONE_WORD = (1 << _WORD) - 1
 _LANES = CHUNK // (_LANE // 8) + 1
 
 
@@ -43,5 +42,5 @@ def word_sum(data: bytes | memoryview) -> int:
     while lanes > 1:
         lanes = -(-lanes // 2)
         total = (total & (1 << _LANE * lanes) - 1) + (total >> _LANE * lanes)
-    total &= _ONE_WORD
+    total &= (1 << _WORD) - 1
     return total - (1 << _WORD) if total >> (_WORD - 1) else total

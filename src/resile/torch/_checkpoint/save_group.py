@@ -87,13 +87,9 @@ def to_keep(statuses: Sequence[SaveStatus], *, partnered: bool) -> int | None:
     if not common:  # this group has saved nothing yet
         return None if any(each.older_wanted for each in statuses) else 0
     for sequence in sorted(common, reverse=True)[: 1 if partnered else 2]:
-        if not any(_is_wanted_beside(each, sequence) for each in statuses):
+        if not any(each.second_wanted if each.first == sequence else each.first_wanted for each in statuses):
             return sequence
     return None
-
-
-def _is_wanted_beside(status: SaveStatus, kept: int) -> bool:
-    return bool(status.second_wanted if status.first == kept else status.first_wanted)
 
 
 class LeftOut(enum.Enum):
