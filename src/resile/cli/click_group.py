@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from collections.abc import Sequence
@@ -11,12 +10,10 @@ from typing import NoReturn
 import click
 
 from resile import __version__
-from resile.cli.closed_pipe import quiet_if_reader_leaves
-from resile.cli.exit_codes import BAD_USAGE, FAILED, INTERRUPTED
+from resile.cli.common_options import say
 from resile.cli.main import COMMANDS
+from resile.cli.process_exit import BAD_USAGE, FAILED, INTERRUPTED, quiet_if_reader_leaves
 from resile.client.errors import CommandError, NotUsableError
-
-say = functools.partial(click.echo, err=True)
 
 
 class Commands(click.Group):

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from resile import __version__
-from resile.cli.closed_pipe import quiet_if_reader_leaves
-from resile.cli.exit_codes import BAD_USAGE, INTERRUPTED
+from resile.cli.process_exit import BAD_USAGE, INTERRUPTED, quiet_if_reader_leaves
 
 COMMANDS: dict[str, str] = {
     "run": "run a training script on this machine, alone or together with others",
@@ -33,19 +32,15 @@ COMMANDS: dict[str, str] = {
 
 def overview() -> str:
     width = max(map(len, COMMANDS)) + 2
-    lines = [f"  {name:<{width}}{purpose}" for name, purpose in COMMANDS.items()]
-    return "\n".join(
-        [
-            f"resile {__version__}: elastic, fault-tolerant training",
-            "",
-            "usage: resile COMMAND [flags]",
-            "",
-            *lines,
-            "",
-            "`resile COMMAND --help` explains a command; start with",
-            "    resile run --standalone --nproc-per-node 2 YOUR_SCRIPT.py",
-        ]
-    )
+    commands = "\n".join(f"  {name:<{width}}{purpose}" for name, purpose in COMMANDS.items())
+    return f"""resile {__version__}: elastic, fault-tolerant training
+
+usage: resile COMMAND [flags]
+
+{commands}
+
+`resile COMMAND --help` explains a command; start with
+    resile run --standalone --nproc-per-node 2 YOUR_SCRIPT.py"""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -55,12 +50,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         from resile.cli.run.main import main as run
 
         run(words[1:], "resile run")
-    elif first in ("--help", "-h", "help"):
+    elif first in ("--help", "-h", "help", "--version", "-V"):
         with quiet_if_reader_leaves():
-            print(overview())
-    elif first in ("--version", "-V"):
-        with quiet_if_reader_leaves():
-            print(f"resile {__version__}")
+            print(f"resile {__version__}" if first in ("--version", "-V") else overview())
     elif first in COMMANDS:
         try:
             from resile.cli.click_group import main as command

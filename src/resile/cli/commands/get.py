@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from resile.cli.common_options import jobs_of, output_option, say, target_options
-from resile.cli.exit_codes import FAILED
 from resile.cli.output.listing import FORMATS, Listing, kind_of
+from resile.cli.process_exit import FAILED
 from resile.client.base import Found, Listable, Query
 from resile.client.target import Target, configured
 

@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from resile.cli.exit_codes import FAILED
+from resile.cli.process_exit import FAILED
 from resile.client.errors import CommandError
 
 ALL = "all"

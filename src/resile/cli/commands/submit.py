@@ -14,9 +14,9 @@ from resile.api.manifests.documents import load_documents
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import load_manifests
 from resile.cli.common_options import output_option, print_json, say, target_options
-from resile.cli.exit_codes import FAILED, INTERRUPTED, SIGNALLED
 from resile.cli.output.follow import STOPPED, Dismissed, Follower, PlainScreen, Screen, closing_words, screen_for
 from resile.cli.output.last_failure import failure_lines, failure_title
+from resile.cli.process_exit import FAILED, INTERRUPTED, SIGNALLED
 from resile.client.base import Document, Following, Jobs, NodeFailure, SubmitOptions, Submitted
 from resile.client.errors import CommandError, NotUsableError
 from resile.client.target import Target

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from resile.agent.options import RunOptions
-from resile.cli.closed_pipe import quiet_if_reader_leaves
-from resile.cli.exit_codes import BAD_USAGE
+from resile.cli.process_exit import BAD_USAGE, quiet_if_reader_leaves
 from resile.cli.run.flags import FlagError, parse
 from resile.cli.run.options import resolve
 

@@ -1,4 +1,7 @@
-"""Ends a command without a traceback if its output is a pipe that is closed early, as in `resile --help | head -1`."""
+"""How a command ends: its exit codes, and no traceback if its output is a pipe that is closed early.
+
+A failed job and a request that cannot be carried out both give 1.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,19 @@ import os
 import sys
 from collections.abc import Iterator
 
-from resile.cli.exit_codes import FAILED
+FAILED = 1
+BAD_USAGE = 2
+INTERRUPTED = 130
+SIGNALLED = 128
+"""Added to the number of the signal that ended a command."""
 
 
 @contextlib.contextmanager
 def quiet_if_reader_leaves() -> Iterator[None]:
     """Flush standard output at the end of the context.
 
-    If standard output is a pipe and its reader has closed it, end the process quietly with exit code 1.
+    If standard output is a pipe and its reader has closed it, as in `resile --help | head -1`, end the process quietly
+    with exit code 1.
     """
     try:
         try:
