@@ -14,7 +14,7 @@ from resile.api.manifests.documents import load_documents
 from resile.api.manifests.errors import BadManifest
 from resile.api.manifests.reader import load_manifests
 from resile.cli.common_options import output_option, print_json, say, target_options
-from resile.cli.output.follow import STOPPED, Dismissed, Follower, PlainScreen, Screen, closing_words, screen_for
+from resile.cli.output.follow import STOPPED, Dismissed, Follower, Screen, closing_words, screen_for
 from resile.cli.output.last_failure import failure_lines, failure_title
 from resile.cli.process_exit import FAILED, INTERRUPTED, SIGNALLED
 from resile.client.base import Document, Following, Jobs, NodeFailure, SubmitOptions, Submitted
@@ -30,12 +30,7 @@ from resile.client.target import Target
 @click.option("--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="serve Prometheus metrics here")
 @output_option("table", "json")
 def submit(
-    manifest: str,
-    target: Target,
-    detach: bool,
-    enforce_memory: bool,
-    metrics_port: int | None,
-    output: str,
+    manifest: str, target: Target, detach: bool, enforce_memory: bool, metrics_port: int | None, output: str
 ) -> int:
     """Run the job in FILE (- reads standard input), or apply the plan in it to a running job.
 
@@ -91,7 +86,7 @@ def _is_job(document: Document) -> bool:
 
 def _follow(jobs: Jobs, job: Submitted, *, quiet: bool) -> int:
     with jobs.follow(job) as following:
-        screen: Screen = _Silent() if quiet else screen_for(sys.stdout.isatty())
+        screen = Screen() if quiet else screen_for(sys.stdout.isatty())
         follower = Follower(following, screen)
         try:
             view = follower.until_over()
@@ -147,10 +142,3 @@ def _part(screen: Screen, sentence: str) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)  # otherwise the interpreter prints an error at its end
         os.dup2(nowhere, sys.stdout.fileno())
         os.dup2(nowhere, sys.stderr.fileno())
-
-
-class _Silent(PlainScreen):
-    """A screen for `-o json`. It shows nothing of the job, because a program reads the output."""
-
-    def show(self, job: object, news: object) -> None:
-        pass

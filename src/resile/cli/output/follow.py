@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Protocol
 
 import click
 
@@ -19,37 +18,27 @@ from resile.core.completion import Reason
 STOPPED = str(Reason.STOPPED)
 
 
-class Screen(Protocol):
-    """Shows a job to the user while `submit` waits for its end."""
+class Screen:
+    """Shows a job to the user while `submit` waits for its end. This one, for `-o json`, shows nothing of the job."""
 
     def show(self, job: JobView, news: Sequence[JobEvent]) -> None:
         """Show the job as it is now, and the job events since the last call."""
 
     def say(self, words: str) -> None:
         """Show a message that is no job event."""
+        click.echo(words, err=True)
 
     def close(self) -> None:
         """Stop showing the job; its events stay visible."""
 
 
-class PlainScreen:
-    """Prints each job event on a line with its time. Used for pipes, files and CI."""
+class PlainScreen(Screen):
+    """Prints each job event on a line: `12:03:04.123  RoundFormed      round 1 runs with 3 nodes`."""
 
     def show(self, job: JobView, news: Sequence[JobEvent]) -> None:
-        for event in news:
-            click.echo(story_line(event))
-
-    def say(self, words: str) -> None:
-        click.echo(words, err=True)
-
-    def close(self) -> None:
-        pass
-
-
-def story_line(told: JobEvent) -> str:
-    """A job event on one line: `12:03:04.123  RoundFormed      round 1 runs with 3 nodes`."""
-    mark = "!" if told.warning else " "
-    return f"{clock(told.at)} {mark}{told.reason:<16} {told.message}"
+        for told in news:
+            mark = "!" if told.warning else " "
+            click.echo(f"{clock(told.at)} {mark}{told.reason:<16} {told.message}")
 
 
 def clock(at: float) -> str:

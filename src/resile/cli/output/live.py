@@ -14,19 +14,12 @@ from rich.text import Text
 
 from resile.api.job_view import JobEvent, JobView, NodeView
 from resile.cli.output.columns import count, speeds, steps
-from resile.cli.output.follow import clock
+from resile.cli.output.follow import Screen, clock
 from resile.cli.output.tables import age
 
 COLOURS = {
-    "Running": "green",
-    "Succeeded": "green",
-    "Completed": "green",
-    "Pending": "yellow",
-    "ContainerCreating": "yellow",
-    "Scaling": "yellow",
-    "Restarting": "yellow",
-    "Suspended": "yellow",
-    "Terminating": "yellow",
+    **dict.fromkeys(("Running", "Succeeded", "Completed"), "green"),
+    **dict.fromkeys(("Pending", "ContainerCreating", "Scaling", "Restarting", "Suspended", "Terminating"), "yellow"),
     "Deleted": "bright_black",
 }
 OTHER = "red"
@@ -40,7 +33,7 @@ WIDE = 100
 """The width in columns from which on a terminal has room for the whole table of nodes."""
 
 
-class LiveScreen:
+class LiveScreen(Screen):
     """Draws the job in place on a terminal. `close` leaves the job events there as plain lines."""
 
     def __init__(self, console: Console | None = None) -> None:
