@@ -96,7 +96,7 @@ def test_the_row_of_a_pod_has_its_place_its_restarts_and_its_containers() -> Non
         containerStatuses=[container(ready=True, restarts=2, running={}), container(waiting={})],
     )
     two["spec"]["containers"].append({"name": "beside"})
-    row = columns.node_row(job_view.node_view(ELASTIC_JOB, two, "demo"), wide=True)
+    row = columns.node_row(job_view.node_view(ELASTIC_JOB, two, "demo"))
     assert row[:4] == ["demo-edljob-worker-1", "1/2", "Running", "2"]
     assert row[5:] == ["1", "10.0.0.7", "host-3", columns.NONE]
     node = job_view.node_view(ELASTIC_JOB, two, "demo")
@@ -111,7 +111,7 @@ def test_the_message_of_a_pod_says_what_it_waits_for() -> None:
 def test_a_job_nobody_has_looked_at_is_created_and_has_no_step() -> None:
     fresh = job_view.job_view({key: value for key, value in job().items() if key != "status"}, [], AT + 5)
     assert (fresh.phase, fresh.step, fresh.ended_at, fresh.created_at) == ("Created", -1, None, AT)
-    assert columns.job_row(fresh, wide=True)[3:] == ["0/0", "-", "-", "-", "-", columns.NONE]
+    assert columns.job_row(fresh)[3:] == ["0/0", "-", "-", "-", "-", columns.NONE]
 
 
 def test_a_job_has_the_progress_that_its_status_tells_and_the_nodes_that_run() -> None:
@@ -128,7 +128,7 @@ def test_a_job_has_the_progress_that_its_status_tells_and_the_nodes_that_run() -
     ]
     seen = job_view.job_view(job(**status), pods, AT + 5)
     assert [node.id for node in seen.nodes] == [1, 10]
-    assert columns.job_row(seen, wide=True)[3:] == ["1/2", "3", "11/40", "1.5/s", "50.0%", "JobRunning"]
+    assert columns.job_row(seen)[3:] == ["1/2", "3", "11/40", "1.5/s", "50.0%", "JobRunning"]
 
 
 def test_pods_belong_to_the_job_of_their_label_and_name() -> None:

@@ -9,13 +9,13 @@ import click
 import msgspec
 
 from resile.api.ids import MiB
-from resile.api.job_view import JobView
+from resile.api.job_view import JobEvent, JobView
 from resile.cli.common_options import jobs_of, output_option, print_json, target_options
 from resile.cli.output import columns
 from resile.cli.output.follow import clock, outage_table
 from resile.cli.output.last_failure import failure_lines, failure_title
 from resile.cli.output.tables import age, table, took
-from resile.client.base import Description
+from resile.client.base import Listable
 from resile.client.target import Target
 
 LAST_ROUNDS = 10
@@ -37,17 +37,17 @@ def describe(job: str, target: Target, output: str) -> None:
         data = msgspec.to_builtins(told.job)
         print_json({**data, "master": told.master, **told.data, "events": told.events})
         return
-    nodes = [columns.node_row(node, wide=True) for node in told.nodes]
+    nodes = [columns.node_row(node) for node in told.nodes]
     events = [columns.event_row(event) for event in told.events]
     failure = told.failure
     sections = [
         _facts(told.job, told.facts),
         *([] if told.conditions is None else [_section("Conditions", _conditions(told.conditions))]),
-        _section("Nodes", table(columns.NODE_WIDE_HEADER, nodes) if nodes else ""),
-        *([] if told.rounds is None else [_section("Rounds", _rounds(told))]),
+        _section("Nodes", table(columns.HEADERS[Listable.NODES], nodes) if nodes else ""),
+        *([] if told.rounds is None else [_section("Rounds", _rounds(told.rounds))]),
         _section("Interruptions", outage_table(told.job) if told.job.outages else ""),
         _section(f"Last failure{failure_title(failure)}", "\n".join(failure_lines(failure))),
-        _section("Events", table(columns.EVENT_HEADER, events) if events else ""),
+        _section("Events", table(columns.HEADERS[Listable.EVENTS], events) if events else ""),
     ]
     click.echo("\n".join(sections))
 
@@ -81,20 +81,13 @@ def _facts(job: JobView, more: dict[str, str]) -> str:
 
 
 def _conditions(conditions: list[dict[str, Any]]) -> str:
-    lines = [
-        [
-            one.get("type", ""),
-            one.get("status", ""),
-            one.get("lastTransitionTime", ""),
-            one.get("message") or columns.NONE,
-        ]
-        for one in conditions
-    ]
-    return table(("TYPE", "STATUS", "SINCE", "MESSAGE"), lines) if lines else ""
+    keys = ("type", "status", "lastTransitionTime")
+    rows = [[*(one.get(key, "") for key in keys), one.get("message") or columns.NONE] for one in conditions]
+    return table(("TYPE", "STATUS", "SINCE", "MESSAGE"), rows) if rows else ""
 
 
-def _rounds(told: Description) -> str:
-    return "\n".join(f"{clock(event.at)}  {event.message}" for event in (told.rounds or [])[-LAST_ROUNDS:])
+def _rounds(rounds: list[JobEvent]) -> str:
+    return "\n".join(f"{clock(event.at)}  {event.message}" for event in rounds[-LAST_ROUNDS:])
 
 
 def _section(title: str, body: str) -> str:

@@ -38,21 +38,16 @@ def get(
         raise click.UsageError("name what to list: jobs, nodes, events or plans", click.get_current_context())
     what = kind_of(kind)
     listing = Listing(what, output, spaces=all_namespaces)
-    query = Query(
-        what=what,
-        job=name or "",
-        everywhere=all_namespaces,
-        with_nodes=listing.needs_nodes,
-        deleted=deleted,
-    )
-    failed = False
+    with_nodes = output != "table"
+    query = Query(what=what, job=name or "", everywhere=all_namespaces, with_nodes=with_nodes, deleted=deleted)
     with jobs_of(target, query.job, everywhere=all_namespaces) as jobs:
         looks = jobs.watch(query)
         found = next(looks)
-        if found.nothing and listing.for_people:
+        for_people = output in ("table", "wide")
+        if found.nothing and for_people:
             say(_nothing(query, found, jobs.namespace))
             return 0
-        if jobs.is_local and not name and not target.local and listing.for_people and configured():
+        if jobs.is_local and not name and not target.local and for_people and configured():
             say("(on this machine; --cluster lists those of the cluster)")
         failed = _complain(found)
         listing.show(found.items, one=bool(name) and query.what is Listable.JOBS)

@@ -8,44 +8,35 @@ from resile.api.job_view import MASTER, JobView, NodeView
 from resile.cli.output.tables import age
 from resile.client.base import EventView, Item, Listable, PlanView
 
-NODE_HEADER = ("NAME", "READY", "STATUS", "RESTARTS", "AGE")
-NODE_WIDE_HEADER = (*NODE_HEADER, "RANK", "ADDRESS", "HOST", "MESSAGE")
-EVENT_HEADER = ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
 HEADERS = {
-    Listable.JOBS: ("NAME", "PHASE", "AGE"),
-    Listable.NODES: NODE_HEADER,
-    Listable.EVENTS: EVENT_HEADER,
-    Listable.PLANS: ("NAME", "PHASE", "AGE"),
-}
-WIDE_HEADERS = {
     Listable.JOBS: ("NAME", "PHASE", "AGE", "NODES", "ROUND", "STEP", "SPEED", "GOODPUT", "REASON"),
-    Listable.NODES: NODE_WIDE_HEADER,
-    Listable.EVENTS: EVENT_HEADER,
+    Listable.NODES: ("NAME", "READY", "STATUS", "RESTARTS", "AGE", "RANK", "ADDRESS", "HOST", "MESSAGE"),
+    Listable.EVENTS: ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"),
     Listable.PLANS: ("NAME", "PHASE", "AGE", "JOB", "MESSAGE"),
 }
+NARROW = {Listable.JOBS: 3, Listable.NODES: 5, Listable.EVENTS: 5, Listable.PLANS: 3}
+"""How many of the columns are printed without `-o wide`."""
 NONE = "<none>"
 
 
-def row(item: Item, *, wide: bool) -> list[str]:
-    """The cells of an item's row, without its namespace; with `wide`, also those of `-o wide`."""
+def row(item: Item) -> list[str]:
+    """The cells of an item's row, without its namespace, but with those of `-o wide`."""
     match item.view:
         case JobView():
-            return job_row(item.view, wide)
+            return job_row(item.view)
         case NodeView():
-            return node_row(item.view, wide)
+            return node_row(item.view)
         case EventView():
             return event_row(item.view)
-        case PlanView():
-            return plan_row(item.view, wide)
+        case PlanView() as plan:
+            return [plan.name, plan.phase or NONE, _age(plan.created_at), plan.job, plan.message or NONE]
 
 
-def job_row(job: JobView, wide: bool) -> list[str]:
-    cells = [job.name, job.phase, age(time.time() - job.created_at)]
-    if not wide:
-        return cells
+def job_row(job: JobView) -> list[str]:
     running = sum(node.ready for node in job.nodes)
-    wanted = len([node for node in job.nodes if node.ended_at is None])
-    return [*cells, f"{running}/{wanted}", str(job.round or "-"), steps(job), *speeds(job), job.reason or NONE]
+    wanted = sum(node.ended_at is None for node in job.nodes)
+    cells = [job.name, job.phase, _age(job.created_at), f"{running}/{wanted}", str(job.round or "-")]
+    return [*cells, steps(job), *speeds(job), job.reason or NONE]
 
 
 def steps(job: JobView) -> str:
@@ -66,30 +57,17 @@ def speeds(job: JobView) -> tuple[str, str]:
     return f"{job.speed:.1f}/s", f"{job.goodput:.1%}"
 
 
-def node_row(node: NodeView, wide: bool) -> list[str]:
-    cells = [
-        node.name,
-        f"{node.ready_containers}/{node.containers}",
-        node.status,
-        str(node.restarts),
-        age(time.time() - node.launched_at),
-    ]
-    if not wide:
-        return cells
+def node_row(node: NodeView) -> list[str]:
+    ready = f"{node.ready_containers}/{node.containers}"
     rank = "-" if node.role == MASTER else str(node.rank)
-    return [*cells, rank, node.address or NONE, node.host or NONE, node.message or NONE]
+    cells = [node.name, ready, node.status, str(node.restarts), _age(node.launched_at), rank]
+    return [*cells, node.address or NONE, node.host or NONE, node.message or NONE]
 
 
 def event_row(event: EventView) -> list[str]:
-    return [
-        age(time.time() - event.at),
-        "Warning" if event.warning else "Normal",
-        event.reason,
-        event.object,
-        " ".join(event.message.split()),
-    ]
+    kind = "Warning" if event.warning else "Normal"
+    return [_age(event.at), kind, event.reason, event.object, " ".join(event.message.split())]
 
 
-def plan_row(plan: PlanView, wide: bool) -> list[str]:
-    cells = [plan.name, plan.phase or NONE, age(time.time() - plan.created_at)]
-    return [*cells, plan.job, plan.message or NONE] if wide else cells
+def _age(since: float) -> str:
+    return age(time.time() - since)

@@ -27,47 +27,38 @@ FORMATS = ("table", "wide", "json", "yaml", "name")
 
 def kind_of(word: str) -> Listable:
     """What to list for a word such as `jobs`, `po` or the plural of a kind; unknown words raise `NotUsableError`."""
-    kind = next((known for known, words in WORDS.items() if word in words), None)
-    if kind is None and any(word in one.definition.words for one in registry.job_kinds()):
-        kind = Listable.JOBS
-    if kind is None and any(word in one.definition.words for one in registry.plan_kinds()):
-        kind = Listable.PLANS
-    if kind is None:
-        raise NotUsableError(f"there is no kind {word!r}; known are jobs, nodes, events and plans")
-    return kind
+    for kind, words in WORDS.items():
+        if word in words:
+            return kind
+    for kind, registered in ((Listable.JOBS, registry.job_kinds()), (Listable.PLANS, registry.plan_kinds())):
+        if any(word in one.definition.words for one in registered):
+            return kind
+    raise NotUsableError(f"there is no kind {word!r}; known are jobs, nodes, events and plans")
 
 
 class Listing:
     """Prints a listing with `show`, and later the items that have changed with `show_changed`."""
 
     def __init__(self, kind: Listable, output: str, *, spaces: bool) -> None:
-        self._wide = output == "wide"
         self._output = output
         self._spaces = spaces
-        header = (columns.WIDE_HEADERS if self._wide else columns.HEADERS)[kind]
-        self._header = [*(["NAMESPACE"] if spaces else []), *header]
-        self._age = next(at for at, title in enumerate(header) if title in AGES)
+        self._cut = None if output == "wide" else columns.NARROW[kind]
+        self._header = [*(["NAMESPACE"] if spaces else []), *columns.HEADERS[kind][: self._cut]]
         self._columns: list[int] = []
         self._known: dict[tuple[str, str], list[str]] = {}
 
-    @property
-    def for_people(self) -> bool:
-        return self._output in ("table", "wide")
-
-    @property
-    def needs_nodes(self) -> bool:
-        return self._output != "table"
-
     def show(self, items: Sequence[Item], *, one: bool = False) -> None:
         """Print all items. With `one`, JSON and YAML print the only item itself instead of a list."""
-        data = [item.view for item in items]
+        views = [item.view for item in items]
+        data = views[0] if one and views else views
         self._changed(items)
         if self._output == "json":
-            print_json(data[0] if one and data else data)
+            print_json(data)
         elif self._output == "yaml":
-            print_yaml(data[0] if one and data else data)
+            print_yaml(data)
         elif self._output == "name":
-            self._print_names(items)
+            for item in items:
+                print_name(item)
         else:
             shown = [self._cells(item) for item in items]
             self._columns = widths([self._header, *shown])
@@ -82,7 +73,7 @@ class Listing:
                 click.echo("---")
                 print_yaml(item.view)
             elif self._output == "name":
-                self._print_names([item])
+                print_name(item)
             else:
                 click.echo(line(self._cells(item), self._columns))
 
@@ -90,19 +81,18 @@ class Listing:
         changed = []
         for item in items:
             key = (item.namespace, item.name)
-            cells = [cell for at, cell in enumerate(columns.row(item, wide=self._wide)) if at != self._age]
+            cells = [cell for title, cell in zip(self._header, self._cells(item), strict=True) if title not in AGES]
             if self._known.get(key) != cells:
                 self._known[key] = cells
                 changed.append(item)
         return changed
 
     def _cells(self, item: Item) -> list[str]:
-        cells = columns.row(item, wide=self._wide)
-        return [item.namespace, *cells] if self._spaces else cells
+        return [*([item.namespace] if self._spaces else []), *columns.row(item)[: self._cut]]
 
-    def _print_names(self, items: Sequence[Item]) -> None:
-        for item in items:
-            click.echo(f"{item.noun}/{item.name}")
+
+def print_name(item: Item) -> None:
+    click.echo(f"{item.noun}/{item.name}")
 
 
 def print_yaml(value: object) -> None:
