@@ -20,16 +20,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def namespace_option(command: F) -> F:
     words = "where the job is (default: default, or that of the kubeconfig's context)"
-    return click.option("-n", "--namespace", metavar="NAMESPACE", callback=_namespace, help=words)(command)
+
+    def checked(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+        return value if value is None else check_namespace("-n", value)
+
+    return click.option("-n", "--namespace", metavar="NAMESPACE", callback=checked, help=words)(command)
 
 
-def _namespace(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """Check and return the value of `-n`. Raises `NotUsableError` if the value is not a DNS label."""
+def check_namespace(flag: str, value: str) -> str:
+    """Return the value of a flag. Raises `NotUsableError`, which names the flag, if the value is not a DNS label."""
     errors = ManifestErrors()
-    if value is not None:
-        check_dns_label(value, "-n", errors)
-    if errors:
-        raise NotUsableError(str(errors.found()[0]))
+    check_dns_label(value, flag, errors)
+    for error in errors.found():
+        raise NotUsableError(str(error))
     return value
 
 

@@ -34,10 +34,5 @@ def delete(jobs: tuple[str, ...], target: Target, keep: bool, now: bool, wait: b
             for deleted in deletions:
                 how = "deleted" if deleted.gone else "is being deleted"
                 kept = f"; its logs are in {deleted.logs}" if deleted.logs else ""
-                tell(
-                    output,
-                    f"{deleted.noun}/{deleted.name} {how}{kept}",
-                    name=deleted.name,
-                    deleted=True,
-                    logs=deleted.logs,
-                )
+                sentence = f"{deleted.noun}/{deleted.name} {how}{kept}"
+                tell(output, sentence, name=deleted.name, deleted=True, logs=deleted.logs)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from resile.api.manifests.errors import ManifestErrors
-from resile.api.manifests.name_rules import check_dns_label
+from resile.cli.common_options import check_namespace
 from resile.client.errors import CommandError, NotUsableError
 from resile.deploy import installation, kustomize
 
@@ -34,7 +33,9 @@ def manifests(image: str, namespace: str, crd_only: bool, cel: bool, folder: Pat
 
     It prints the definitions of all kinds of resources, the operator with its rights, and the namespaces.
     """
-    _check(image, namespace)
+    if not _IMAGE.fullmatch(image):
+        raise NotUsableError(f"--image: must be the name of an image such as {installation.IMAGE}, not {image[:60]!r}")
+    check_namespace("--namespace", namespace)
     if folder is not None:
         if (image, namespace, crd_only, cel) != (installation.IMAGE, installation.NAMESPACE, False, False):
             raise NotUsableError("--kustomize: give it alone; kustomize itself sets images and namespaces")
@@ -45,12 +46,3 @@ def manifests(image: str, namespace: str, crd_only: bool, cel: bool, folder: Pat
         return
     objects = installation.definitions(cel=cel) if crd_only else installation.everything(image, namespace, cel=cel)
     click.echo(kustomize.to_yaml(objects), nl=False)
-
-
-def _check(image: str, namespace: str) -> None:
-    if not _IMAGE.fullmatch(image):
-        raise NotUsableError(f"--image: must be the name of an image such as {installation.IMAGE}, not {image[:60]!r}")
-    errors = ManifestErrors()
-    check_dns_label(namespace, "--namespace", errors)
-    for error in errors.found():
-        raise NotUsableError(str(error))
