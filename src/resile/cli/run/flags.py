@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import argparse
 import enum
+import functools
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from resile import __version__
-from resile.cli.run.help import ACCEPTED, DESCRIPTION, EPILOG, GROUPS, HELP_WIDTH
+from resile.cli.run.devices import DEVICE_OF_ACCELERATOR
+from resile.cli.run.help import DESCRIPTION, EPILOG, GROUPS, HELP_WIDTH
 
 PET = "PET_"
 RESILE = "RESILE_"
@@ -78,7 +80,7 @@ def _own(name: str, group: str, kind: Kind = Kind.WORD, **more: Any) -> Flag:
 
 
 NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
-ACCELERATORS = ("nvidia.com/gpu", "ascend-npu", "mthreads.com/gpu", "metax-tech.com/gpu")
+ACCELERATORS = tuple(DEVICE_OF_ACCELERATOR)
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 FLAGS: tuple[Flag, ...] = (
@@ -151,35 +153,36 @@ class Given(NamedTuple):
         """The flag or environment variable that has set `dest`, for messages. If none has, the name of the flag."""
         return self.source.get(dest, "--" + dest.replace("_", "-"))
 
+    def error(self, dest: str, problem: str) -> FlagError:
+        """Make an error that names the flag or environment variable of `dest`."""
+        return FlagError(f"{self.named(dest)}: {problem}")
+
+
+_NUMBERS: dict[Kind, tuple[Callable[[str], Any], str]] = {
+    Kind.WHOLE: (int, "is not a whole number"),
+    Kind.SECONDS: (float, "is not a number of seconds"),
+    Kind.SWITCH: (lambda text: bool(int(text)), "is neither 1 (on) nor 0 (off)"),
+}
+"""How a number is read from text, and the sentence's end for a text that is none."""
+
 
 def convert(flag: Flag, text: str) -> Any:
-    """Convert the text of a flag or variable to the flag's type; raises `ValueError` if that is not possible.
+    """Convert the text of a flag or variable to the flag's type. Raises `ArgumentTypeError` if that is not possible.
 
     The error's message is, for example, `'x' is not a whole number`. Callers put the flag's name before it.
     """
     if flag.choices and text not in flag.choices:
-        raise ValueError(f"{text!r} is not one of {', '.join(flag.choices)}")
-    match flag.kind:
-        case Kind.WHOLE:
-            try:
-                return int(text)
-            except ValueError:
-                raise ValueError(f"{text!r} is not a whole number") from None
-        case Kind.SECONDS:
-            try:
-                return float(text)
-            except ValueError:
-                raise ValueError(f"{text!r} is not a number of seconds") from None
-        case Kind.SWITCH:
-            try:
-                return bool(int(text))
-            except ValueError:
-                raise ValueError(f"{text!r} is neither 1 (on) nor 0 (off)") from None
-        case Kind.WORDS:
-            comma = "\0"
-            return [word.replace(comma, ",") for word in text.replace(",,", comma).split(",")]
-        case Kind.WORD:
-            return text
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(flag.choices)}")
+    if flag.kind is Kind.WORD:
+        return text
+    if flag.kind is Kind.WORDS:
+        comma = "\0"
+        return [word.replace(comma, ",") for word in text.replace(",,", comma).split(",")]
+    number_of, problem = _NUMBERS[flag.kind]
+    try:
+        return number_of(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} {problem}") from None
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -237,16 +240,14 @@ def build_parser(prog: str = "resile run") -> argparse.ArgumentParser:
         add_help=False,
         argument_default=_NOT_GIVEN,
     )
-    what = None
-    for key, (title, texts) in GROUPS.items():
-        group = parser.add_argument_group(title)
-        what = what or group
-        for flag in (flag for flag in FLAGS if flag.group == key):
-            kind: dict[str, Any] = {"action": "store_true", "default": _NOT_GIVEN}
-            if flag.kind is not Kind.SWITCH:
-                kind = {"type": _converter(flag), "metavar": flag.metavar}
-            group.add_argument(*flag.spellings, dest=flag.dest, help=texts[flag.name], **kind)
-    assert what is not None
+    groups = {key: parser.add_argument_group(title) for key, (title, _) in GROUPS.items()}
+    for flag in FLAGS:
+        kind: dict[str, Any] = {"action": "store_true", "default": _NOT_GIVEN}
+        if flag.kind is not Kind.SWITCH:
+            kind = {"type": functools.partial(convert, flag), "metavar": flag.metavar}
+        _, texts = GROUPS[flag.group]
+        groups[flag.group].add_argument(*flag.spellings, dest=flag.dest, help=texts[flag.name], **kind)
+    what = groups["what"]
     script = what.add_argument("training_script", metavar="script", help="the program that each process runs")
     rest = what.add_argument(
         "training_script_args", metavar="…", nargs=argparse.REMAINDER, help="all that follows is for it"
@@ -255,16 +256,6 @@ def build_parser(prog: str = "resile run") -> argparse.ArgumentParser:
     what.add_argument("-h", "--help", action="help", help="show this and end")
     what.add_argument("--version", action="version", version=f"resile {__version__}", help="show it and end")
     return parser
-
-
-def _converter(flag: Flag) -> Any:
-    def value_of(text: str) -> Any:
-        try:
-            return convert(flag, text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return value_of
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str], prog: str = "resile run") -> Given:
@@ -290,7 +281,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], prog: str = "resile r
             source[flag.dest] = flag.variable
             try:
                 value = convert(flag, environ[flag.variable])
-            except ValueError as error:
+            except argparse.ArgumentTypeError as error:
                 raise FlagError(f"{flag.variable}: {error}") from None
         else:
             value = list(flag.default) if flag.kind is Kind.WORDS else flag.default
@@ -316,15 +307,10 @@ def _unknown(word: str) -> str:
     from difflib import get_close_matches  # imported for errors only
 
     name = word.split("=", 1)[0]
-    known = {
-        spelling.replace("_", "-"): spelling for flag in FLAGS for spelling in flag.spellings if "_" not in spelling
-    }
+    known = [spelling for flag in FLAGS for spelling in flag.spellings if "_" not in spelling]
     spelt = name.replace("_", "-")
     begins = spelt.rstrip("s")  # --nprocs means the flag that begins with --nproc
     near = [flag for flag in known if flag.startswith(begins)] if len(begins) > 4 else []
     near = near or get_close_matches(spelt, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "--help lists all flags"
     return f"{name}: no such flag; {hint}"
-
-
-__all__ = ["ACCEPTED", "FLAGS", "Flag", "FlagError", "Given", "Kind", "build_parser", "convert", "parse"]

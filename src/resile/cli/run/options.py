@@ -20,7 +20,8 @@ from resile.api.defaults import DEFAULT_RECOVERY_BUDGET
 from resile.api.ids import Seconds
 from resile.api.timeouts import BadTimeouts, Timeouts, derive
 from resile.cli.run.devices import DEVICE_KINDS, DEVICE_OF_ACCELERATOR, count_devices, usable_cpus
-from resile.cli.run.flags import ACCEPTED, FLAGS, FlagError, Given
+from resile.cli.run.flags import FLAGS, FlagError, Given
+from resile.cli.run.help import ACCEPTED
 from resile.cli.run.rdzv_conf import RdzvConf, read_rdzv_conf
 from resile.cli.run.script import error_in_module, error_in_script
 from resile.protocol.reports import RendezvousConfig
@@ -64,10 +65,7 @@ def resolve(given: Given, environ: Mapping[str, str], prog: str = "resile run") 
         run_id=run_id,
         job_name=job_name or _name_of(values["training_script"]),
         role=role,
-        endpoint=rendezvous.endpoint,
-        managed=rendezvous.managed,
-        hosts=rendezvous.hosts,
-        node_rank=rendezvous.node_rank,
+        **rendezvous._asdict(),
         local_addr=values["local_addr"],
         timeouts=_timeouts(given, environ, conf),
         signals=_signals(given),
@@ -95,7 +93,7 @@ def _command(given: Given, environ: Mapping[str, str]) -> tuple[str, ...]:
     elsewhere = environ.get("PYTHON_EXEC")  # another interpreter, which may run other scripts than this one
     python = (elsewhere or sys.executable, "-u")
     if values["no_python"] and values["module"]:
-        raise FlagError(f"{given.named('module')}: a module needs Python; leave out {given.named('no_python')}")
+        raise given.error("module", f"a module needs Python; leave out {given.named('no_python')}")
     if values["module"] and not values["run_path"]:
         if not elsewhere and (error := error_in_module(script)):
             raise FlagError(error)
@@ -168,21 +166,19 @@ class _Rendezvous(NamedTuple):
 def _rendezvous_config(given: Given, min_nodes: int, max_nodes: int, conf: RdzvConf) -> RendezvousConfig:
     unit, restarts = given.values["node_unit"], given.values["max_restarts"]
     if unit < 1:
-        raise FlagError(f"{given.named('node_unit')}: {unit} is not a number of nodes; the least is 1")
+        raise given.error("node_unit", f"{unit} is not a number of nodes; the least is 1")
     if max_nodes // unit * unit < min_nodes:
-        raise FlagError(
-            f"{given.named('node_unit')}: no multiple of {unit} lies within --nnodes {min_nodes}:{max_nodes}, "
-            "so no node could ever start"
-        )
+        problem = f"no multiple of {unit} lies within --nnodes {min_nodes}:{max_nodes}, so no node could ever start"
+        raise given.error("node_unit", problem)
     if restarts < 0:
-        raise FlagError(f"{given.named('max_restarts')}: {restarts} is negative; 0 means no restart")
+        raise given.error("max_restarts", f"{restarts} is negative; 0 means no restart")
     return RendezvousConfig(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         node_unit=unit,
         max_restarts=restarts,
         join_timeout=conf.join_timeout,
-        last_call=conf.last_call,
+        last_call=conf.last_call_timeout,
         pend_timeout=conf.pend_timeout,
     )
 
@@ -193,16 +189,12 @@ def _rendezvous(given: Given, environ: Mapping[str, str], config: RendezvousConf
     if environ.get(MASTER_ADDR):
         return _Rendezvous(endpoint_of(MASTER_ADDR, environ[MASTER_ADDR]), managed=True, hosts=False)
     if backend not in BACKENDS:
-        raise FlagError(
-            f"{given.named('rdzv_backend')}: {backend!r} is not one of {', '.join(BACKENDS)}; "
-            "machines meet at resile's own master, which needs no other service"
-        )
+        why = "machines meet at resile's own master, which needs no other service"
+        raise given.error("rdzv_backend", f"{backend!r} is not one of {', '.join(BACKENDS)}; {why}")
     if values["standalone"]:
         if config.min_nodes > 1:
-            raise FlagError(
-                f"{given.named('standalone')}: means this machine alone, but {given.named('nnodes')} asks for "
-                f"{config.min_nodes} or more"
-            )
+            other = f"{given.named('nnodes')} asks for {config.min_nodes} or more"
+            raise given.error("standalone", f"means this machine alone, but {other}")
         return _Rendezvous()
     if backend == "static":
         if not text and values["master_port"] is None and config.max_nodes == 1:
@@ -211,15 +203,11 @@ def _rendezvous(given: Given, environ: Mapping[str, str], config: RendezvousConf
             return _dynamic_rendezvous(given, text, None, config, conf)  # the master gives out ranks
         rank = values["node_rank"]
         if not 0 <= rank < config.max_nodes:
-            raise FlagError(
-                f"{given.named('node_rank')}: {rank} is not a place among {config.max_nodes}; "
-                f"allowed are 0 to {config.max_nodes - 1}"
-            )
+            most = config.max_nodes
+            raise given.error("node_rank", f"{rank} is not a place among {most}; allowed are 0 to {most - 1}")
         endpoint = endpoint_of(given.named("rdzv_endpoint"), text) if text else _master_endpoint(given)
         if not endpoint.port:
-            raise FlagError(
-                f"{given.named('rdzv_endpoint')}: {text!r}: port 0 is any free port; fixed places need a fixed one"
-            )
+            raise given.error("rdzv_endpoint", f"{text!r}: port 0 is any free port; fixed places need a fixed one")
         return _Rendezvous(endpoint, hosts=rank == 0 if conf.is_host is None else conf.is_host, node_rank=rank)
     return _dynamic_rendezvous(given, text or "localhost", C10D_PORT, config, conf)
 
@@ -240,7 +228,7 @@ def _master_endpoint(given: Given) -> Endpoint:
     port = given.values["master_port"]
     port = STATIC_PORT if port is None else port
     if not 1 <= port <= LARGEST_PORT:
-        raise FlagError(f"{given.named('master_port')}: {port} is not a port; allowed are 1 to {LARGEST_PORT}")
+        raise given.error("master_port", f"{port} is not a port; allowed are 1 to {LARGEST_PORT}")
     host = given.values["master_addr"].strip()
     return endpoint_of(given.named("master_addr"), f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}")
 
@@ -283,7 +271,7 @@ def _timeouts(given: Given, environ: Mapping[str, str], conf: RdzvConf) -> Timeo
         return derive(
             DEFAULT_RECOVERY_BUDGET if budget is None else Seconds(budget),
             join=conf.join_timeout,
-            last_call=conf.last_call,
+            last_call=conf.last_call_timeout,
             pend=conf.pend_timeout,
             exit_grace=None if grace is None else max(float(grace), at_once),
         )
@@ -296,9 +284,7 @@ def _standbys(given: Given, nproc: int) -> int:
     if number is None:
         return nproc
     if not 0 <= number <= MAX_STANDBYS:
-        raise FlagError(
-            f"{given.named('standbys')}: {number} is not a number of standbys; allowed are 0 to {MAX_STANDBYS}"
-        )
+        raise given.error("standbys", f"{number} is not a number of standbys; allowed are 0 to {MAX_STANDBYS}")
     return int(number)
 
 
@@ -306,7 +292,7 @@ def _preload(given: Given) -> tuple[str, ...]:
     names = [name.strip() for name in given.values["preload"] if name.strip()]
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise FlagError(f"{given.named('preload')}: {name!r} is not the name of a module, such as transformers")
+            raise given.error("preload", f"{name!r} is not the name of a module, such as transformers")
     return tuple(dict.fromkeys(names))
 
 
@@ -331,10 +317,8 @@ def _streams(given: Given, dest: str, nproc: int) -> dict[int, Std]:
     if re.fullmatch("[0-3]", text):
         return dict.fromkeys(range(nproc), Std(int(text)))
     if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
-        raise FlagError(
-            f"{given.named(dest)}: {text!r} is neither 0 (none), 1 (stdout), 2 (stderr), 3 (both) "
-            "nor such a number for each local rank, as in 0:3,1:2"
-        )
+        alone = "0 (none), 1 (stdout), 2 (stderr), 3 (both)"
+        raise given.error(dest, f"{text!r} is neither {alone} nor such a number for each local rank, as in 0:3,1:2")
     chosen = {int(rank): Std(int(std)) for rank, std in (pair.split(":") for pair in text.split(","))}
     return {rank: chosen.get(rank, Std.NONE) for rank in range(nproc)}
 
@@ -344,7 +328,7 @@ def _ranks(given: Given) -> frozenset[int] | None:
     if not text:
         return None
     if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
-        raise FlagError(f"{given.named('local_ranks_filter')}: {text!r} is not a list of local ranks, such as 0,1")
+        raise given.error("local_ranks_filter", f"{text!r} is not a list of local ranks, such as 0,1")
     return frozenset(int(rank) for rank in text.split(","))
 
 
@@ -370,9 +354,9 @@ def _security(given: Given, environ: Mapping[str, str], *, may_host: bool) -> Se
             with open(files["token_file"], encoding="utf-8") as file:
                 token = file.read(4096).strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise FlagError(f"{given.named('token_file')}: {files['token_file']!r} cannot be read: {error}") from None
+            raise given.error("token_file", f"{files['token_file']!r} cannot be read: {error}") from None
         if not token:
-            raise FlagError(f"{given.named('token_file')}: {files['token_file']!r} is empty")
+            raise given.error("token_file", f"{files['token_file']!r} is empty")
     return Security(token=token, tls_name=given.values["tls_name"] or "", **files)
 
 
@@ -383,7 +367,7 @@ def _check_tls(given: Given, may_host: bool) -> None:
     is False, `--tls-ca` alone is enough, because the master may ask agents for the token only.
     """
     if given.values["tls_name"] and not given.values["tls_ca"]:
-        raise FlagError(f"{given.named('tls_name')}: a name is checked in signed certificates; add --tls-ca")
+        raise given.error("tls_name", "a name is checked in signed certificates; add --tls-ca")
     flags = ("tls_cert", "tls_key", "tls_ca")
     present = [given.named(dest) for dest in flags if given.values[dest]]
     missing = [given.named(dest) for dest in flags if not given.values[dest]]
@@ -396,10 +380,9 @@ def _check_tls(given: Given, may_host: bool) -> None:
 
 
 def _notices(given: Given, conf: RdzvConf) -> tuple[str, ...]:
-    lines = []
-    for flag in FLAGS:
-        effect = ACCEPTED.get(flag.name)
-        asked = flag.dest in given.source and given.values[flag.dest] not in (flag.default, [])
-        if effect and asked:
-            lines.append(f"{given.source[flag.dest]}: accepted; {effect}")
+    lines = [
+        f"{given.source[flag.dest]}: accepted; {ACCEPTED[flag.name]}"
+        for flag in FLAGS
+        if flag.name in ACCEPTED and flag.dest in given.source and given.values[flag.dest] not in (flag.default, [])
+    ]
     return (*lines, *conf.notices)

@@ -26,7 +26,7 @@ class RdzvConf(NamedTuple):
     """The settings in `--rdzv-conf`; None for those that are not given. Times are in seconds."""
 
     join_timeout: float | None = None
-    last_call: float | None = None
+    last_call_timeout: float | None = None
     pend_timeout: float | None = None
     is_host: bool | None = None
     notices: tuple[str, ...] = ()
@@ -58,9 +58,7 @@ def read_rdzv_conf(name: str, text: str) -> RdzvConf:
                 raise FlagError(f"{name}: store_type: {value!r} is not tcp; nodes meet at a master, not in a file")
         else:
             notices.append(f"{name}: {key}: accepted; {_NO_EFFECT[key]}")
-    return RdzvConf(
-        times.get("join_timeout"), times.get("last_call_timeout"), times.get("pend_timeout"), is_host, tuple(notices)
-    )
+    return RdzvConf(**times, is_host=is_host, notices=tuple(notices))
 
 
 def _seconds(name: str, value: str) -> float:
