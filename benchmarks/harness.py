@@ -265,7 +265,7 @@ class Story:
 
     def status(self, seconds: float = PATIENCE) -> dict[str, Any]:
         """What the master says of the job now."""
-        answer: dict[str, Any] = msgspec.to_builtins(self.client.insist(Status(), seconds).job)
+        answer: dict[str, Any] = msgspec.to_builtins(self.client.insist(Status(), seconds))["job"]
         return answer
 
     def set_clock(self, rounds: int = 20) -> float:
@@ -287,7 +287,8 @@ class Story:
     def read(self) -> list[dict[str, Any]]:
         """All lines so far."""
         while True:
-            new: list[dict[str, Any]] = msgspec.to_builtins(self.client.insist(Events(after=self._after)).events)
+            answer = self.client.insist(Events(after=self._after))
+            new: list[dict[str, Any]] = msgspec.to_builtins(answer)["events"]
             if not new:
                 return self._lines
             self._lines += new

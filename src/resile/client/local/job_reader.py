@@ -88,14 +88,9 @@ class JobReader:
             return new_state(spec, self._submitted_at())
         return Engine.replay(history.state, history.events).state
 
-    @property
-    def master_lives(self) -> bool:
-        """True if a master gave the newest answer, or if a master holds the lock of the job directory."""
-        return self.answered or self.directory.master_lives()
-
     def master_node(self, job: JobView) -> NodeView:
         """The view of the master, for listings of nodes. Call `news` first, because it counts the master's restarts."""
-        is_alive = self.master_lives
+        is_alive = self.answered or self.directory.master_lives()
         return NodeView(
             name=self.job.spec_and_kind()[1].master_name(job.name),
             role=MASTER,

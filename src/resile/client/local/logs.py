@@ -51,11 +51,9 @@ class Log:
 
     def __init__(self, path: Path, tail: int | None) -> None:
         self._path = path
-        self._at = 0
+        self._at = 0 if tail is None else _tail_offset(path, tail)
         self._part: list[bytes] = []
         """The pieces of the last line, whose line end was not written yet."""
-        if tail is not None:
-            self._at = _tail_offset(path, tail)
 
     def lines(self, *, to_the_end: bool = False) -> Iterator[bytes]:
         """The lines that were written since the last call; with `to_the_end`, also a last line without line end."""

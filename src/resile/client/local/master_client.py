@@ -41,7 +41,8 @@ class MasterClient:
 
     def close(self) -> None:
         if self._connection is not None:
-            self._runner.run(self._hang_up(self._connection))
+            self._connection.close()
+            self._runner.run(self._connection.wait_closed())
         self._runner.close()
 
     @overload
@@ -57,13 +58,6 @@ class MasterClient:
         Raises `MasterUnreachable` if no answer comes within `seconds`, and `CommandError` if the master refuses.
         """
         return self._runner.run(self._ask(command, seconds))
-
-    @overload
-    def insist(self, command: Status, seconds: float = ...) -> JobStatus: ...
-    @overload
-    def insist(self, command: Events, seconds: float = ...) -> JobEvents: ...
-    @overload
-    def insist(self, command: Command, seconds: float = ...) -> Result: ...
 
     def insist(self, command: Command, seconds: float = RESTART_SECONDS) -> Result:
         """Send a command again and again until a master answers, and return its result.
@@ -89,15 +83,15 @@ class MasterClient:
                 connection.send(Ask(request=self._asked, command=command))
                 answer = await self._answer
         except TimeoutError:
-            self._drop()
+            if self._connection is not None:
+                self._connection.abort("it did not answer")
+                self._connection = None
             raise MasterUnreachable(f"the master did not answer within {seconds:g} s") from None
         except BadFrame as error:
             raise CommandError(f"the question is too long: {error}") from error
-        match answer.result:
-            case Failed(error=sentence):
-                raise CommandError(sentence)
-            case result:
-                return result
+        if isinstance(answer.result, Failed):
+            raise CommandError(answer.result.error)
+        return answer.result
 
     async def _connected(self, seconds: float) -> Connection:
         if self._connection is not None and not self._connection.closed:
@@ -133,15 +127,6 @@ class MasterClient:
             self._connection = None
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(MasterUnreachable(because))
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.abort("it did not answer")
-            self._connection = None
-
-    async def _hang_up(self, connection: Connection) -> None:
-        connection.close()
-        await connection.wait_closed()
 
 
 def wait_until(done: Callable[[], bool], seconds: float, every: float = RETRY_SECONDS) -> bool:

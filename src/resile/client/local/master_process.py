@@ -83,19 +83,15 @@ def _start(directory: JobDirectory, command: list[str]) -> subprocess.Popen[byte
     return process
 
 
-def supervisor_lives(directory: JobDirectory) -> bool:
-    """True if the job's supervisor runs. A supervisor restarts a master that has died."""
-    record = _record(directory)
-    return record is not None and processes.is_alive(record.pid, record.start, record.boot)
-
-
 def served(directory: JobDirectory) -> bool:
     """True if the job has a master, or a supervisor that will start one at once."""
-    return supervisor_lives(directory) or directory.master_lives()
+    record = _record(directory)
+    is_supervised = record is not None and processes.is_alive(record.pid, record.start, record.boot)
+    return is_supervised or directory.master_lives()
 
 
-def end_by_force(directory: JobDirectory, grace: Seconds) -> int:
-    """Kill supervisor and master, end every node, and wait until all are gone. Returns how many nodes were running.
+def end_by_force(directory: JobDirectory, grace: Seconds) -> None:
+    """Kill supervisor and master, end every node, and wait until all are gone.
 
     Nodes get SIGTERM, and SIGKILL after `grace` seconds. Processes whose shim is gone get SIGKILL without grace.
     """
@@ -105,24 +101,21 @@ def end_by_force(directory: JobDirectory, grace: Seconds) -> int:
     with contextlib.suppress(NothingToInjectError):
         kill_master(directory)
     wait_until(lambda: not served(directory), BEYOND_GRACE, every=0.02)
-    return end_nodes(directory.path, grace)
+    end_nodes(directory.path, grace)
 
 
-def end_nodes(directory: Path, grace: Seconds) -> int:
-    """End every node of a job. Call this only if the master has ended. Returns how many nodes were running."""
-    alive = _living(directory)
-    for record in alive:
+def end_nodes(directory: Path, grace: Seconds) -> None:
+    """End every node of a job. Call this only if the master has ended."""
+    for record in _living(directory):
         at = files.node_directory(directory, record.node)
         with contextlib.suppress(OSError):
             files.write(at / "stop.json", files.StopFile(grace=grace))
         _signal_shim(at, signal.SIGTERM)
-    gone = wait_until(lambda: not _living(directory), grace + BEYOND_GRACE, every=0.05)
-    if not gone:
-        for record in _living(directory):
-            _signal_shim(files.node_directory(directory, record.node), signal.SIGKILL)
+    wait_until(lambda: not _living(directory), grace + BEYOND_GRACE, every=0.05)
+    for record in _living(directory):
+        _signal_shim(files.node_directory(directory, record.node), signal.SIGKILL)
     for at in files.node_directories(directory):
         processes.kill_strays(at, session=None)
-    return len(alive)
 
 
 def _living(directory: Path) -> list[files.NodeRecord]:

@@ -129,8 +129,7 @@ def _make_room(job: LocalJob) -> None:
         )
     if not wait_until(lambda: not served(directory), ENDING_SECONDS):
         raise CommandError(f"job {job} is over, but its nodes are still ending; try again in a moment")
-    timeouts = directory.spec().timeouts
-    end_nodes(directory.path, timeouts.kill_grace)
+    end_nodes(directory.path, directory.spec().timeouts.kill_grace)
     try:
         shutil.rmtree(job.previous, ignore_errors=True)
         job.previous.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
