@@ -211,9 +211,11 @@ class Following(Protocol):
     interrupt_ends_job: bool
     """True if Ctrl-C ends the job; False if it ends only the command."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        return None
 
     def poll(self) -> Moment:
         """Wait a short time for a change, then return the job as it is."""
@@ -232,9 +234,11 @@ class Jobs(Protocol):
     namespace: str
     """The namespace that a command means if the user named none."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        return None
 
     def watch(self, query: Query) -> Iterator[Found]:
         """Yield the listing as it is now, and again after each change, until all jobs are over.

@@ -6,7 +6,7 @@ A command calls one method only, and its user waits for its start-up. So each me
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from resile.api.job import JobSpec
 from resile.chaos.faults import Fault, Injected
@@ -15,6 +15,7 @@ from resile.client.base import (
     Description,
     Document,
     Found,
+    Jobs,
     Listable,
     LogLine,
     Query,
@@ -35,9 +36,7 @@ if TYPE_CHECKING:
     from resile.client.local.follow import LocalFollowing
 
 
-class LocalJobs:
-    """The jobs of this machine; implements `resile.client.base.Jobs`."""
-
+class LocalJobs(Jobs):
     is_local = True
 
     def __init__(self, namespace: str | None, say: Say) -> None:
@@ -45,12 +44,6 @@ class LocalJobs:
         self._named = namespace
         """The namespace that the user named; if None, jobs are found in every namespace."""
         self._say = say
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing, because no connection is open between two calls."""
 
     def watch(self, query: Query) -> Iterator[Found]:
         if query.what is Listable.PLANS:

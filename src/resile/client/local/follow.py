@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Self
 
-from resile.client.base import Failure, Moment, first_failure
+from resile.client.base import Failure, Following, Moment, first_failure
 from resile.client.errors import CommandError
 from resile.client.local.describe import last_failed_node
 from resile.client.local.job_reader import JobReader
@@ -20,18 +19,16 @@ FAREWELL_SECONDS = 45.0
 """How long the master of a job that is over may take to let its nodes end, and to end itself."""
 
 
-class LocalFollowing:
-    """Implements `resile.client.base.Following`. Ctrl-C ends the job, because the job belongs to its command."""
+class LocalFollowing(Following):
+    """Ctrl-C ends the job, because the job belongs to its command."""
 
     interrupt_ends_job = True
 
     def __init__(self, job: LocalJob) -> None:
         self.reader = JobReader(job)
         self._polled = False
-        self._over_since: float | None = None
-
-    def __enter__(self) -> Self:
-        return self
+        self._last_at = 0.0
+        """When to leave a job that is over, even if its master has not ended; 0 while the job runs."""
 
     def __exit__(self, *_: object) -> None:
         self.reader.__exit__(None, None, None)
@@ -46,19 +43,15 @@ class LocalFollowing:
             time.sleep(POLL_SECONDS)
         self._polled = True
         is_served = served(self.reader.directory)
-        moment = self._moment(is_served)
-        if moment.job.ended_at is None and not is_served and not self.reader.answered:
-            raise CommandError(f"the master of {self.reader.job} is gone; see {self.reader.directory.log}")
-        return moment
-
-    def _moment(self, is_served: bool) -> Moment:
         job = self.reader.status()  # before the events: after the end of a job there are no new events
         news = self.reader.news()
+        if job.ended_at is None:
+            if not is_served and not self.reader.answered:
+                raise CommandError(f"the master of {self.reader.job} is gone; see {self.reader.directory.log}")
+            return Moment(job, news, last=False)
         now = time.monotonic()
-        if job.ended_at is not None and self._over_since is None:
-            self._over_since = now
-        is_late = self._over_since is not None and now - self._over_since > FAREWELL_SECONDS
-        return Moment(job, news, last=job.ended_at is not None and (not is_served or is_late))
+        self._last_at = self._last_at or now + FAREWELL_SECONDS
+        return Moment(job, news, last=not is_served or now > self._last_at)
 
     def stop(self) -> bool:
         try:
