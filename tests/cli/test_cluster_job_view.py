@@ -142,7 +142,7 @@ def test_pods_belong_to_the_job_of_their_label_and_name() -> None:
 
 def test_events_of_one_second_are_told_in_the_order_of_their_writing() -> None:
     events = [event("Third", 5, 12), event("First", 4, 20), event("Second", 5, 9)]
-    assert [told.reason for told in job_view.story(job_view.in_order(events))] == ["First", "Second", "Third"]
+    assert [event["reason"] for event in job_view.in_order(events)] == ["First", "Second", "Third"]
 
 
 def test_events_of_an_earlier_job_of_the_name_are_not_told() -> None:

@@ -51,11 +51,8 @@ class FakeWatch:
     async def __aexit__(self, *_: object) -> None:
         self._cluster.watches_closed += 1
 
-    def has(self, kind: Any) -> bool:
-        return kind in self._kinds
-
     def all(self, kind: Any) -> list[dict[str, Any]]:
-        return list(self._cluster.objects.get(kind, {}).values())
+        return list(self._cluster.objects.get(kind, {}).values()) if kind in self._kinds else []
 
     async def change(self, seconds: float) -> bool:
         await asyncio.sleep(0)
@@ -133,7 +130,7 @@ class FakeCluster:
 
     async def log(self, pod: str, **how: Any) -> AsyncIterator[str]:
         for number, line in enumerate(self.logs.get(pod, [])):
-            yield f"2026-11-16T02:00:00.{number:09}Z {line}" if how.get("stamps") else line
+            yield f"2026-11-16T02:00:00.{number:09}Z {line}" if how.get("follow") else line
 
     def watch(self, *wanted: Any) -> FakeWatch:
         return FakeWatch(self, [one.kind for one in wanted])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from resile.api.job import JobSpec
 from resile.api.kinds.base import BaseJobKind
@@ -20,6 +20,7 @@ from resile.client.base import (
     Document,
     Failure,
     Found,
+    Jobs,
     LogLine,
     Query,
     Say,
@@ -28,10 +29,10 @@ from resile.client.base import (
     Submitted,
 )
 from resile.client.cluster import changes, chaos, delete, describe, follow, listing, logs
-from resile.client.cluster.connection import Cluster, connect
+from resile.client.cluster.connection import connect
 from resile.client.cluster.follow import ClusterFollowing
 from resile.client.cluster.jobs import find, find_pod
-from resile.client.cluster.streams import take
+from resile.client.cluster.streams import end, take
 from resile.client.errors import NotUsableError
 from resile.client.target import Target
 from resile.kube import kinds as kube
@@ -40,9 +41,7 @@ from resile.kube.kinds import Object
 T = TypeVar("T")
 
 
-class ClusterJobs:
-    """The jobs of a cluster; implements `resile.client.base.Jobs`."""
-
+class ClusterJobs(Jobs):
     is_local = False
 
     def __init__(self, target: Target, say: Say) -> None:
@@ -50,17 +49,10 @@ class ClusterJobs:
         self._named = target.namespace
         """The namespace that the user named, if any."""
         self._submitted: dict[Submitted, Object] = {}
+        self._cluster = connect(target)
         self._streams = ExitStack()
         self._runner = asyncio.Runner()
-        try:
-            self._cluster: Cluster = self._runner.run(_connect(target))
-        except BaseException:
-            self._runner.close()
-            raise
         self.namespace = self._cluster.namespace
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         with self._runner:
@@ -146,13 +138,4 @@ class ClusterJobs:
             while taken := self._runner.run(take(queue, task)):
                 yield from taken
         finally:
-            task.cancel()
-            self._runner.run(_ended(task))
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    await asyncio.gather(task, return_exceptions=True)
-
-
-async def _connect(target: Target) -> Cluster:
-    return connect(target)
+            self._runner.run(end(task))

@@ -12,6 +12,7 @@ from typing import Self
 
 from resile.api.ids import Seconds
 from resile.api.kinds import registry
+from resile.client.cluster.streams import end
 from resile.client.errors import CommandError
 from resile.client.pod_names import did_you_mean
 from resile.client.target import Target
@@ -94,13 +95,12 @@ class Cluster:
         tail: int | None = None,
         since: int | None = None,
         follow: bool = False,
-        stamps: bool = False,
     ) -> AsyncIterator[str]:
         """Yield the lines that a container has written, without line ends.
 
         `container` may be None if the pod has only one container. With `tail`, begins with the last `tail` lines; with
-        `since`, with the lines of the last `since` seconds; otherwise with the first line. With `follow`, also yields
-        later lines until the container ends. With `stamps`, each line begins with the time at which it was written.
+        `since`, with the lines of the last `since` seconds; otherwise with the first line. With `follow`, each line
+        begins with the time at which it was written, and later lines are yielded, too, until the container ends.
         """
         lines = self._client.log(
             self.namespace,
@@ -109,15 +109,15 @@ class Cluster:
             container=container,
             tailLines=tail,
             sinceSeconds=since,
-            timestamps=stamps or None,
+            timestamps=follow or None,
         )
         with self._one_sentence(PODS):
             async for line in lines:
                 yield line
 
-    def watch(self, *wanted: Watched) -> Watch:
+    def watch(self, *wanted: Watched) -> contextlib.AbstractAsyncContextManager[Watch]:
         """Watch objects; enter the result as a context to begin, leave it to end."""
-        return Watch(self._client, self.refusal, wanted)
+        return Watch(self._client, self.refusal, wanted).running()
 
     @contextlib.contextmanager
     def _one_sentence(self, kind: Kind, namespace: str = "") -> Iterator[None]:
@@ -146,7 +146,7 @@ class Cluster:
 
 
 class Watch:
-    """Copies of the watched objects, kept up to date until the `with` block ends."""
+    """Copies of the watched objects, kept up to date while the context of `running` lasts."""
 
     def __init__(
         self, client: Client, refusal: Callable[[KubeError, Kind], Exception], wanted: tuple[Watched, ...]
@@ -158,28 +158,22 @@ class Watch:
             one.kind: Informer(client, one, lambda _: self._changed.set(), on_list=self._changed.set, patience=PATIENCE)
             for one in wanted
         }
-        self._tasks: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._run(kind, one)) for kind, one in self._informers.items()]
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Keep the copies up to date. All objects have been listed when the context begins."""
+        tasks = [asyncio.create_task(self._run(kind, one)) for kind, one in self._informers.items()]
         try:
             for informer in self._informers.values():
                 while not informer.synced.is_set():
                     await self.change(PATIENCE)
-        except BaseException:
-            await self._end()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._end()
+            yield self
+        finally:
+            await end(*tasks)
 
     def all(self, kind: Kind) -> list[Object]:
-        """The objects of a kind as they are now, sorted by namespace and name."""
-        return sorted(self._informers[kind].all(), key=key_of)
-
-    def has(self, kind: Kind) -> bool:
-        return kind in self._informers
+        """The objects of a kind as they are now, sorted by namespace and name; none if the kind is not watched."""
+        return sorted(self._informers[kind].all(), key=key_of) if kind in self._informers else []
 
     async def change(self, seconds: float) -> bool:
         """Wait for a change; False if none came for `seconds`. Raises `CommandError` if the watch has failed."""
@@ -201,8 +195,3 @@ class Watch:
         except Exception as error:  # a task that ended in silence would be waited for without end; `change` raises it
             self._failure = error
         self._changed.set()
-
-    async def _end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Self
-
-import msgspec
 
 from resile.api.job_view import JobEvent
-from resile.client.base import Failure, Moment
+from resile.client.base import Failure, Following, Moment
 from resile.client.cluster import job_view
 from resile.client.cluster.connection import INSTALL, Cluster, Watch
 from resile.client.cluster.describe import journal
@@ -28,20 +25,14 @@ LAST_WORDS_SECONDS = 5.0
 """How long to wait for the last Events of a job that is over."""
 
 
-class ClusterFollowing:
-    """Implements `resile.client.base.Following`. Ctrl-C ends the command alone; the job goes on."""
+class ClusterFollowing(Following):
+    """Ctrl-C ends the command alone; the job goes on. The watch ends when the context of `ClusterJobs` ends."""
 
     interrupt_ends_job = False
 
     def __init__(self, moments: Iterator[Moment], failure: Callable[[], Failure | None]) -> None:
         self._moments = moments
-        self.failure = failure
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing. The watch ends when the context of `ClusterJobs` ends."""
+        self._failure = failure
 
     def poll(self) -> Moment:
         return next(self._moments)
@@ -49,6 +40,9 @@ class ClusterFollowing:
     def stop(self) -> bool:
         """Do nothing and return False, because only `delete` ends a job of a cluster."""
         return False
+
+    def failure(self) -> Failure | None:
+        return self._failure()
 
 
 async def moments(cluster: Cluster, job: Object) -> AsyncGenerator[Moment, None]:
@@ -92,7 +86,7 @@ class _Story:
         """The watched Events that `news` has not returned before, oldest first."""
         events = job_view.in_order(watching.all(kube.EVENTS))
         fresh = [event for event in events if event["metadata"]["uid"] not in self._told]
-        before = len(self._told)
+        news = [job_view.job_event(event, number) for number, event in enumerate(fresh, len(self._told) + 1)]
         self._told.update(event["metadata"]["uid"] for event in fresh)
         self.has_end = self.has_end or any(map(job_view.last_word, fresh))
-        return [msgspec.structs.replace(event, number=before + event.number) for event in job_view.story(fresh)]
+        return news

@@ -6,7 +6,7 @@ cannot be read. The crashes of a node's processes are not known at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -172,8 +172,7 @@ def about(event: Object, job: Object) -> bool:
 def is_story(event: Object, job: Object) -> bool:
     """True if an Event is about the job's own object, not about a pod or an earlier job of the same name."""
     involved = event["involvedObject"]
-    same = involved.get("uid") == job["metadata"]["uid"]
-    return bool(involved.get("kind") == job["kind"] and same)
+    return bool(involved.get("kind") == job["kind"] and involved.get("uid") == job["metadata"]["uid"])
 
 
 def last_word(event: Object) -> bool:
@@ -184,21 +183,18 @@ def last_word(event: Object) -> bool:
 def event_view(event: Object, job: str) -> EventView:
     involved = event["involvedObject"]
     about = f"{str(involved.get('kind', '')).lower()}/{involved.get('name', '')}"
-    return EventView(**msgspec.structs.asdict(story([event])[0]), object=about, job=job)
+    return EventView(**msgspec.structs.asdict(job_event(event, 1)), object=about, job=job)
 
 
-def story(events: Sequence[Object]) -> list[JobEvent]:
-    """Convert Events of Kubernetes to job events, numbered from 1."""
-    return [
-        JobEvent(
-            number=number,
-            at=event_time(event),
-            reason=event.get("reason") or "",
-            message=event.get("message") or "",
-            warning=event.get("type") == "Warning",
-        )
-        for number, event in enumerate(events, start=1)
-    ]
+def job_event(event: Object, number: int) -> JobEvent:
+    """Convert an Event of Kubernetes to a job event."""
+    return JobEvent(
+        number=number,
+        at=event_time(event),
+        reason=event.get("reason") or "",
+        message=event.get("message") or "",
+        warning=event.get("type") == "Warning",
+    )
 
 
 def _number(text: str | None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from resile.api.kinds import registry
 from resile.api.kinds.base import PlanKind, ResourceKind
@@ -71,36 +71,34 @@ def _found(query: Query, watching: Watch) -> Found:
         case Listable.NODES:
             items = _nodes(jobs, watching.all(kube.PODS))
         case Listable.JOBS:
-            items = _jobs(jobs, watching.all(kube.PODS) if watching.has(kube.PODS) else [])
+            items = _jobs(jobs, watching.all(kube.PODS))
     return Found(items, nothing=not jobs)
 
 
 def _of(kinds: Sequence[ResourceKind], watching: Watch) -> list[Object]:
-    """The watched objects of `kinds`. Kinds that are not installed are not watched, and are skipped."""
-    return [item for kind in map(kube.of, kinds) if watching.has(kind) for item in watching.all(kind)]
-
-
-def _pods(pods: list[Object]) -> dict[str, dict[tuple[str, str], list[Object]]]:
-    return {kind.name: job_view.pods_by_job(kind, pods) for kind in registry.job_kinds()}
+    """The watched objects of `kinds`. Kinds that are not installed are not watched, and have none."""
+    return [item for kind in kinds for item in watching.all(kube.of(kind))]
 
 
 def _jobs(jobs: list[Object], pods: list[Object]) -> list[Item]:
-    by_job, now = _pods(pods), time.time()
-    items = []
-    for job in jobs:
-        kind, name = job_kind_of(job), (job["metadata"]["namespace"], job["metadata"]["name"])
-        items.append(Item(*name, job_view.job_view(job, by_job[kind.name].get(name, []), now), kind.noun))
-    return items
+    now = time.time()
+    views = ((job_kind_of(job), job_view.job_view(job, its, now)) for job, its in _with_pods(jobs, pods))
+    return [Item(view.namespace, view.name, view, kind.noun) for kind, view in views]
 
 
 def _nodes(jobs: list[Object], pods: list[Object]) -> list[Item]:
-    by_job = _pods(pods)
     items = []
-    for job in jobs:
-        kind, (space, name) = job_kind_of(job), (job["metadata"]["namespace"], job["metadata"]["name"])
-        for pod in by_job[kind.name].get((space, name), []):
-            items.append(Item(space, pod["metadata"]["name"], job_view.node_view(kind, pod, name), POD))
+    for job, its in _with_pods(jobs, pods):
+        views = (job_view.node_view(job_kind_of(job), pod, job["metadata"]["name"]) for pod in its)
+        items += [Item(job["metadata"]["namespace"], view.name, view, POD) for view in views]
     return sorted(items, key=lambda item: (item.namespace, item.name))
+
+
+def _with_pods(jobs: list[Object], pods: list[Object]) -> Iterator[tuple[Object, list[Object]]]:
+    by_job = {kind.name: job_view.pods_by_job(kind, pods) for kind in registry.job_kinds()}
+    for job in jobs:
+        name = job["metadata"]["namespace"], job["metadata"]["name"]
+        yield job, by_job[job_kind_of(job).name].get(name, [])
 
 
 def _events(jobs: list[Object], events: list[Object]) -> list[Item]:

@@ -12,7 +12,7 @@ from resile.client.base import LogLine
 from resile.client.cluster import job_view
 from resile.client.cluster.connection import PATIENCE, Cluster, Watch
 from resile.client.cluster.jobs import current, job_itself, pods_of
-from resile.client.cluster.streams import take
+from resile.client.cluster.streams import end, take
 from resile.client.errors import CommandError
 from resile.kube import kinds as kube
 from resile.kube.kinds import Object
@@ -64,8 +64,7 @@ async def follow(cluster: Cluster, job: Object, pod: str, tail: int | None) -> A
         while batch := await take(lines, reading):
             yield batch
     finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        await end(reading)
 
 
 async def follow_pod(
@@ -85,7 +84,6 @@ async def follow_pod(
             tail=None if again else tail,
             since=int(time.monotonic() - heard) + MARGIN_SECONDS if again else None,
             follow=True,
-            stamps=True,
         )
         problem: CommandError | None = None
         try:
@@ -169,9 +167,7 @@ async def _follow(cluster: Cluster, job: Object, only: str, tail: int | None, li
         except TimeoutError:
             raise CommandError(f"the job is over, but logs did not end within {LAST_SECONDS:g} s") from None
         finally:
-            for task in reading.values():
-                task.cancel()
-            await asyncio.gather(*reading.values(), return_exceptions=True)
+            await end(*reading.values())
 
 
 def _gone(job: Object, pod: str) -> CommandError:

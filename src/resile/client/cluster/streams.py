@@ -1,4 +1,4 @@
-"""Taking items from a task that puts them into a queue, without losing its last ones."""
+"""Taking items from a task that puts them into a queue, without losing its last ones, and ending tasks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ async def take(queue: asyncio.Queue[T], producer: asyncio.Task[Any]) -> list[T]:
     if not items:
         producer.result()
     return items
+
+
+async def end(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait until they have ended. Their failures are not raised."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _rest(queue: asyncio.Queue[T]) -> list[T]:
