@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import ssl
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
@@ -17,13 +18,12 @@ from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
 from resile.core.state import new_state
-from resile.master.clock import Clock
 from resile.master.commands import Commands
 from resile.master.event_queue import RETRY_SECONDS, EventQueue
 from resile.master.job_view import StandbyView, view
 from resile.master.journal.base import Journal, JournalDamaged
 from resile.master.journal.sqlite import SQLiteJournal
-from resile.master.server import AgentConnections, Executor, log_note
+from resile.master.server import AgentConnections, executor, log_note
 from resile.platform.base import Observation, Platform
 from resile.protocol.commands import ToMaster
 from resile.protocol.job_changes import Stop
@@ -79,12 +79,12 @@ async def run_master(
         if history is None and directory.address() is not None:
             raise JournalDamaged("the journal is empty, but a master has served this job before")
         if history is None:
-            clock = Clock()
+            clock = _clock()
             engine = Engine(new_state(spec, clock()))
             journal.snapshot(engine.state, clock())
         else:
             engine = Engine.replay(history.state, history.events)
-            clock = Clock(not_before=history.until)
+            clock = _clock(not_before=history.until)
         over = asyncio.Event()
         replayed = len(history.events) if history else 0
         events = EventQueue(engine, journal, clock, told=journal.last_told(), replayed=replayed)
@@ -109,7 +109,7 @@ async def run_master(
         if accompany is not None:
             serving = Serving(events=events, commands=commands, observers=observers, fresh=history is None)
             await cleanup.enter_async_context(accompany(serving))
-        events.start(Executor(connections, platform, commands.reply, over.set, observers))
+        events.start(executor(connections, platform, commands.reply, over.set, observers))
         if platform is not None:
             await _attach(platform, events, fresh=history is None)
             cleanup.push_async_callback(platform.close)
@@ -124,6 +124,15 @@ async def run_master(
         await over.wait()
         await _farewell(events, connections)
         return engine.state.phase == "Succeeded"
+
+
+def _clock(not_before: float = 0.0) -> Callable[[], float]:
+    """A clock that reads like the wall clock, but never jumps or goes back, not even across a restart.
+
+    `not_before` is the last time in the journal. If the wall time is earlier now, the clock begins at `not_before`.
+    """
+    offset = max(time.time(), not_before) - time.monotonic()
+    return lambda: offset + time.monotonic()
 
 
 async def _listen(directory: JobDirectory, options: Options, connections: AgentConnections) -> Server:

@@ -65,8 +65,8 @@ class AgentConnections:
         self._standbys = standbys
 
     @property
-    def agents(self) -> int:
-        return len(self._connections)
+    def agents(self) -> tuple[NodeKey, ...]:
+        return tuple(self._connections)
 
     # what comes in -----------------------------------------------------------------------------------------------
 
@@ -110,18 +110,15 @@ class AgentConnections:
         self._submit(ev.AgentDisconnected(node=node, connection=number))
 
     def _hello(self, connection: Connection, hello: Hello) -> None:
-        error = ""
         if hello.protocol != PROTOCOL:
-            error = _other_protocol(hello.protocol)
+            _refuse(connection, _other_protocol(hello.protocol))
         elif hello.job != self._job:
-            error = f"this is the master of job {self._job}, not of {hello.job}"
-        if error:
-            _refuse(connection, error)
-            return
-        number = self._numbers_of.get(connection) or next(self._numbers)
-        self._by_number[number] = connection
-        self._numbers_of[connection] = number
-        self._submit(ev.AgentConnected(connection=number, hello=hello))
+            _refuse(connection, f"this is the master of job {self._job}, not of {hello.job}")
+        else:
+            number = self._numbers_of.get(connection) or next(self._numbers)
+            self._by_number[number] = connection
+            self._numbers_of[connection] = number
+            self._submit(ev.AgentConnected(connection=number, hello=hello))
 
     def _ask(self, connection: Connection, ask: Ask) -> None:
         def reply(result: Result) -> None:
@@ -164,9 +161,6 @@ class AgentConnections:
             if connection is not None:
                 connection.send_frame(frame)
 
-    def send_all(self, message: MasterMessage) -> None:
-        self.send(tuple(self._connections), message)
-
 
 def _other_protocol(protocol: int) -> str:
     return f"this master speaks protocol {PROTOCOL}, and the agent speaks {protocol}"
@@ -177,26 +171,19 @@ def _refuse(connection: Connection, because: str) -> None:
     connection.close(because)
 
 
-class Executor:
-    def __init__(
-        self,
-        connections: AgentConnections,
-        platform: Platform | None,
-        reply: Callable[[de.Reply], None],
-        finished: Callable[[], None],
-        observers: Sequence[Callable[[de.Note], None]],
-    ) -> None:
-        self._connections = connections
-        self._platform = platform
-        self._reply = reply
-        self._finished = finished
-        self._observers = observers
+def executor(
+    connections: AgentConnections,
+    platform: Platform | None,
+    reply: Callable[[de.Reply], None],
+    finished: Callable[[], None],
+    observers: Sequence[Callable[[de.Note], None]],
+) -> Callable[[de.AnyDecision], None]:
+    """The function that executes decisions of the core. `finished` is called when the job is over."""
 
-    def __call__(self, decision: de.AnyDecision) -> None:
-        connections = self._connections
+    def execute(decision: de.AnyDecision) -> None:
         match decision:
             case de.Note():
-                for observer in self._observers:
+                for observer in observers:
                     observer(decision)
             case de.Send():
                 connections.send(decision.to, decision.message)
@@ -207,16 +194,18 @@ class Executor:
             case de.Drop():
                 connections.drop(decision.node)
             case de.LaunchNode():
-                if self._platform is not None:
-                    self._platform.launch(Launch(**msgspec.structs.asdict(decision)))
+                if platform is not None:
+                    platform.launch(Launch(**msgspec.structs.asdict(decision)))
             case de.DeleteNode():
-                if self._platform is not None:
-                    self._platform.delete(decision.node, Seconds(decision.grace))
+                if platform is not None:
+                    platform.delete(decision.node, Seconds(decision.grace))
             case de.Reply():
-                self._reply(decision)
+                reply(decision)
             case de.Finish():
-                connections.send_all(decision.message)
-                self._finished()
+                connections.send(connections.agents, decision.message)
+                finished()
+
+    return execute
 
 
 def log_note(note: de.Note) -> None:
