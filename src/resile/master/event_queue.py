@@ -94,7 +94,7 @@ class EventQueue:
             self._wake = self._loop.call_soon(self._turn)
 
     def submit(self, event: AnyEvent) -> None:
-        if self.stalled and not self.engine.durable(event):
+        if self.trouble is not None and not self.engine.durable(event):
             return  # such an event only moves gauges, and many could pile up before there is room again
         self._inbox.append(event)
         if self._execute is not None and self._wake is None and not self._closed:
@@ -107,10 +107,6 @@ class EventQueue:
     @property
     def now(self) -> float:
         return self._clock()
-
-    @property
-    def stalled(self) -> bool:
-        return self._failed_writes > 0
 
     def broke(self, what: str, error: BaseException | None) -> None:
         """End the process, because a part that the master needs raised an unforeseen error. `what` names the part.
