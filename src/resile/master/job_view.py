@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from resile.api.ids import NO_ROUND, Bytes, NodeKey
 from resile.api.job_phase import JobPhase
 from resile.api.job_view import DatasetView, JobView, NodeView, OutageView
@@ -67,10 +69,7 @@ def view(state: JobState, now: float, standbys: Mapping[NodeKey, StandbyView] | 
         speed=progress.speed(state.progress, now),
         goodput=progress.goodput(state.progress, state.started_at, until),
         nodes=[_node(state, node, (standbys or {}).get(node.key, StandbyView())) for node in in_order],
-        outages=[
-            OutageView(because=o.because, node=o.node, noticed_at=o.noticed_at, next_step_at=o.next_step_at)
-            for o in state.progress.outages
-        ],
+        outages=msgspec.convert(state.progress.outages, list[OutageView], from_attributes=True),
         datasets=[
             DatasetView(name=d.name, done=d.done, total=d.size * d.epochs, leased=len(d.leases))
             for d in state.ledger.datasets.values()

@@ -92,10 +92,8 @@ class SQLiteJournal:
         rows = [(at, data, zlib.crc32(data)) for at, event in events for data in (_encode(event),)]
         with self._clear_words("written"), self._transaction():
             self._db.executemany("insert into log (at, event, crc) values (?, ?, ?)", rows)
-            self._db.executemany(
-                "insert into story values (?, ?, ?, ?, ?, ?)",
-                [(t.number, t.at, t.reason, t.message, t.node, t.warning) for t in story],
-            )
+            lines = map(msgspec.structs.astuple, story)
+            self._db.executemany("insert into story values (?, ?, ?, ?, ?, ?)", lines)
 
     def snapshot(self, state: JobState, at: float) -> None:
         data = _encode(state)
