@@ -22,8 +22,7 @@ import contextlib
 import secrets
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -84,25 +83,30 @@ def unseal(value: bytes) -> bytes:
     return zlib.decompress(packed)
 
 
-def _unpack(values: Values) -> tuple[History, list[JobEvent], int, int] | None:
+def _unpack(values: Values) -> tuple[History, list[JobEvent], int] | None:
     """Decode the values of the journal's ConfigMap; None if there are none.
 
-    Returns the history, the job events, the number of the first journal entry there, and the number of the next one.
+    Returns the history, the job events, and the number of the next entry of the log.
     """
     if _SNAPSHOT not in values:
         if values:
             raise ValueError("there are events but no state")
         return None
     snapshot = _decode_snapshot(unseal(values[_SNAPSHOT]))
-    entries = sorted(key for key in values if key.startswith(_LOG))
-    following = snapshot.following + len(entries)
-    if entries != [f"{_LOG}{number:06d}" for number in range(snapshot.following, following)]:
+    there = {key for key in values if key.startswith(_LOG)}
+    following = snapshot.following + len(there)
+    entries = [f"{_LOG}{number:06d}" for number in range(snapshot.following, following)]
+    if there != set(entries):
         raise ValueError("an entry of the log is missing")
     log = [_decode_entry(unseal(values[key])) for key in entries]
     story = _decode_story(unseal(values[_STORY])) if _STORY in values else []
     events = [pair for entry in log for pair in entry.events]
     history = History(state=snapshot.state, at=snapshot.at, events=events)
-    return history, [*story, *(line for entry in log for line in entry.story)], snapshot.following, following
+    return history, [*story, *(line for entry in log for line in entry.story)], following
+
+
+def _values(config_map: Object) -> Values:
+    return {key: base64.b64decode(value) for key, value in (config_map.get("binaryData") or {}).items()}
 
 
 def peek(config_map: Object) -> JobState | None:
@@ -110,8 +114,7 @@ def peek(config_map: Object) -> JobState | None:
     if (config_map.get("data") or {}).get("format", FORMAT) != FORMAT:
         return None
     try:
-        binary = config_map.get("binaryData") or {}
-        unpacked = _unpack({key: base64.b64decode(value) for key, value in binary.items()})
+        unpacked = _unpack(_values(config_map))
     except (ValueError, zlib.error, msgspec.MsgspecError):
         return None
     return Engine.replay(unpacked[0].state, unpacked[0].events).state if unpacked else None
@@ -135,7 +138,6 @@ class ConfigMapJournal:
         self._version = ""
         self._values: Values = {}
         self._next = 1
-        self._following = 1
         self._story: tuple[JobEvent, ...] = ()
         self._memos: dict[str, str] = {}
         self._unwritten_memos: dict[str, str] = {}
@@ -153,12 +155,12 @@ class ConfigMapJournal:
 
     def _load(self) -> History | None:
         found = self._get()
-        if found is not None and not is_owned_by(found, self._spec.uid):
-            raise JournalError(f"the journal {self._name} is still that of an earlier job of this name")
         if found is None:
             raise JournalError(
                 f"the journal {self._name} is not there: the operator makes it, together with the master"
             )
+        if not is_owned_by(found, self._spec.uid):
+            raise JournalError(f"the journal {self._name} is still that of an earlier job of this name")
         data = found.get("data") or {}
         if data.get("format", FORMAT) != FORMAT:
             raise JournalDamaged(
@@ -167,19 +169,22 @@ class ConfigMapJournal:
         self._memos = {key[5:]: value for key, value in data.items() if key.startswith("memo.")}
         self._version = found["metadata"]["resourceVersion"]
         with self._clear_words():
-            values = {key: base64.b64decode(value) for key, value in (found.get("binaryData") or {}).items()}
-            history = self._read(values)
-        if history is None and self._served:
+            values = _values(found)
+            unpacked = _unpack(values)
+        if unpacked is None and self._served:
             raise JournalDamaged(
                 f"the journal {self._name} is empty, but {self._served}: what was in it was deleted; "
                 "restore it from a copy, or delete the job to start it anew"
             )
+        self._values = values
+        history, story, self._next = unpacked or (None, [], 1)
+        self._story = tuple(story[-STORY_LINES:])
         self._patch({}, first=True)  # a conflict here means that what was read is not the newest
         return history
 
     def append(self, events: Sequence[tuple[float, AnyEvent]], story: Sequence[JobEvent]) -> None:
-        logged = [key for key in self._values if key.startswith(_LOG)]
-        if len(logged) >= FOLD_ENTRIES or sum(len(self._values[key]) for key in logged) >= FOLD_BYTES:
+        log = self._log()
+        if len(log) >= FOLD_ENTRIES or sum(len(self._values[key]) for key in log) >= FOLD_BYTES:
             self._fold()
         entry = seal(_encode(_Entry(list(events), list(story))))
         if sum(map(len, self._values.values())) + len(entry) > LARGEST:
@@ -189,8 +194,20 @@ class ConfigMapJournal:
         self._next += 1
         self._story = (*self._story, *story)[-STORY_LINES:]
 
-    def snapshot(self, state: JobState, at: float) -> None:
-        self._replace(_encode(_Snapshot(at, self._next, state)))
+    def snapshot(self, state: JobState, at: float, story: Sequence[JobEvent] = ()) -> None:
+        """Replace the old snapshot and all events by `state`, and add `story` to the story."""
+        snapshot = seal(_encode(_Snapshot(at, self._next, state)))
+        if len(snapshot) > LARGEST:
+            raise JournalError(
+                f"the job's state takes {len(snapshot) // 1024} KiB, and the journal {self._name} holds "
+                f"{LARGEST // 1024} KiB at most"
+            )
+        lines = (*self._story, *story)[-STORY_LINES:]
+        told = seal(_encode(lines))
+        if len(snapshot) + len(told) > LARGEST:
+            told = seal(_encode(lines[-1:]))
+        self._patch({**{key: None for key in self._log()}, _SNAPSHOT: snapshot, _STORY: told})
+        self._story = lines
 
     def story(self, after: int = 0, limit: int = 1000) -> list[JobEvent]:
         return [line for line in self._story if line.number > after][:limit]
@@ -218,41 +235,19 @@ class ConfigMapJournal:
 
     # reading and writing --------------------------------------------------------------------------------------------
 
-    def _read(self, values: Values) -> History | None:
-        unpacked = _unpack(values)
-        self._values = values
-        if unpacked is None:
-            return None
-        history, story, self._following, self._next = unpacked
-        self._story = tuple(story[-STORY_LINES:])
-        return history
+    def _log(self) -> list[str]:
+        return [key for key in self._values if key.startswith(_LOG)]
 
     def _fold(self, more: Sequence[tuple[float, AnyEvent]] = (), story: Sequence[JobEvent] = ()) -> None:
         with self._clear_words():
-            snapshot = _decode_snapshot(unseal(self._values[_SNAPSHOT]))
-            keys = sorted(key for key in self._values if key.startswith(_LOG))
-            events = [pair for key in keys for pair in _decode_entry(unseal(self._values[key])).events]
-        history = History(state=snapshot.state, at=snapshot.at, events=[*events, *more])
+            unpacked = _unpack(self._values)
+        assert unpacked is not None  # the first snapshot is older than all events
+        history, _, _ = unpacked
+        history.events += more
         state = Engine.replay(history.state, history.events).state
-        self._replace(_encode(_Snapshot(history.until, self._next, state)), story)
+        self.snapshot(state, history.until, story)
 
-    def _replace(self, snapshot: bytes, story: Sequence[JobEvent] = ()) -> None:
-        lines = (*self._story, *story)[-STORY_LINES:]
-        values: dict[str, bytes | None] = {key: None for key in self._values if key.startswith(_LOG)}
-        sealed = seal(snapshot)
-        values[_SNAPSHOT] = sealed
-        values[_STORY] = seal(_encode(list(lines)))
-        if len(sealed) > LARGEST:
-            raise JournalError(
-                f"the job's state takes {len(sealed) // 1024} KiB, and the journal {self._name} holds "
-                f"{LARGEST // 1024} KiB at most"
-            )
-        if len(sealed) + len(cast(bytes, values[_STORY])) > LARGEST:
-            values[_STORY] = seal(_encode(list(lines[-1:])))
-        self._patch(values)
-        self._story = lines
-
-    def _patch(self, values: dict[str, bytes | None] | dict[str, bytes], *, first: bool = False) -> None:
+    def _patch(self, values: Mapping[str, bytes | None], *, first: bool = False) -> None:
         """Write `values` and the texts of `remember` to the ConfigMap; a key whose value is None is removed from it.
 
         Raises `JournalTaken` if another master has become the writer. With `first`, this process becomes the writer,
