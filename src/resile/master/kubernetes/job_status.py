@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 
 from resile.api.ids import NodeKey
@@ -10,7 +11,7 @@ from resile.api.job_phase import JobPhase
 from resile.api.job_report import FailureReport, JobReport, NodeCounts
 from resile.api.kinds import registry
 from resile.api.kinds.registry import node_name
-from resile.core.state import JobState, Node, Phase
+from resile.core.state import JobState, Phase
 from resile.kube.kinds import Object
 from resile.master.job_view import shown_phase, view
 from resile.protocol.reports import NodeStatus
@@ -32,13 +33,8 @@ def status_of(
 
     `generation` is that of the spec that the master follows. `hindrance` says why a pending node cannot start.
     """
-    report = report_of(state, now, generation, hindrance)
-    return registry.job_kind(state.spec.kind).write_status(report, state.spec.name, before, now)
-
-
-def report_of(state: JobState, now: float, generation: int, hindrance: Callable[[NodeKey], str]) -> JobReport:
     seen, phase = view(state, now), shown_phase(state)
-    return JobReport(
+    report = JobReport(
         phase=phase,
         reason=state.reason or phase.reason,
         message=state.message or _trouble(state, hindrance) or _recovery(state, phase),
@@ -56,6 +52,7 @@ def report_of(state: JobState, now: float, generation: int, hindrance: Callable[
         last_failure=_last_failure(state),
         generation=generation,
     )
+    return registry.job_kind(state.spec.kind).write_status(report, state.spec.name, before, now)
 
 
 def difference(before: Object, after: Object) -> Object:
@@ -73,21 +70,17 @@ def difference(before: Object, after: Object) -> Object:
 
 
 def _counts(state: JobState) -> dict[str, NodeCounts]:
-    counts = {role: NodeCounts() for role in state.spec.roles}
-    for key, node in state.nodes.items():
-        count = counts.setdefault(key.role, NodeCounts())
-        match node.status:
-            case NodeStatus.LAUNCHING:
-                count.launching += 1
-            case NodeStatus.PENDING | NodeStatus.STARTING:
-                count.pending += 1
-            case NodeStatus.RUNNING:
-                count.running += 1
-            case NodeStatus.SUCCEEDED:
-                count.succeeded += 1
-            case NodeStatus.FAILED:
-                count.failed += 1
-    return counts
+    nodes = Counter((node.key.role, node.status) for node in state.nodes.values())
+    return {
+        role: NodeCounts(
+            launching=nodes[role, NodeStatus.LAUNCHING],
+            pending=nodes[role, NodeStatus.PENDING] + nodes[role, NodeStatus.STARTING],
+            running=nodes[role, NodeStatus.RUNNING],
+            succeeded=nodes[role, NodeStatus.SUCCEEDED],
+            failed=nodes[role, NodeStatus.FAILED],
+        )
+        for role in dict.fromkeys([*state.spec.roles, *(role for role, _ in nodes)])
+    }
 
 
 def _trouble(state: JobState, hindrance: Callable[[NodeKey], str]) -> str:
@@ -130,10 +123,19 @@ def _some(what: str, names: list[str]) -> list[str]:
 
 def _last_failure(state: JobState) -> FailureReport | None:
     found: list[FailureReport] = []
-    ended = [n for n in state.nodes.values() if _unwanted(n)]
+    lost = (NodeStatus.FAILED, NodeStatus.DELETED)
+    ended = [node for node in state.nodes.values() if node.status in lost and not node.leaving]
     if ended:
         node = max(ended, key=lambda one: one.ended_at or 0.0)
-        found.append(_of_node(state, node))
+        found.append(
+            FailureReport(
+                node=node_name(state.spec, node.key.role, node.key.id),
+                reason=_NOT_A_WORD.sub("", node.end.reason) or f"Node{node.status}",
+                message=f"{node.key} {node.how_it_ended}",
+                at=node.ended_at or 0.0,
+                exit_code=node.end.exit_code,
+            )
+        )
     if state.rendezvous.failures.first is not None:
         key, failure = state.rendezvous.failures.first
         found.append(
@@ -146,17 +148,3 @@ def _last_failure(state: JobState) -> FailureReport | None:
             )
         )
     return max(found, key=lambda failure: failure.at, default=None)
-
-
-def _unwanted(node: Node) -> bool:
-    return node.status in (NodeStatus.FAILED, NodeStatus.DELETED) and not node.leaving
-
-
-def _of_node(state: JobState, node: Node) -> FailureReport:
-    return FailureReport(
-        node=node_name(state.spec, node.key.role, node.key.id),
-        reason=_NOT_A_WORD.sub("", node.end.reason) or f"Node{node.status}",
-        message=f"{node.key} {node.how_it_ended}",
-        at=node.ended_at or 0.0,
-        exit_code=node.end.exit_code,
-    )
