@@ -119,23 +119,18 @@ async def _until_deleted(
     where: ClusterOptions, jobs: SpecWatch, client: Client, serving: Serving, found: Object
 ) -> None:
     there: Object | None = found
+    uid = found["metadata"]["uid"]
     while there is not None:
         await jobs.run(there)
-        there = await _still_there(where, client, found["metadata"])
+        # A list may lack a job that exists, since a starting API server may list nothing. So ask for the job itself.
+        there = await until_answered(
+            "whether the job was deleted cannot be asked",
+            lambda: client.get_same(of(where.kind), where.namespace, where.job, uid),
+        )
+        if there is not None and there["metadata"].get("deletionTimestamp"):
+            break
     log.info("the job was deleted")
     await serving.commands.change(Stop(because="the job was deleted"))
-
-
-async def _still_there(where: ClusterOptions, client: Client, metadata: Object) -> Object | None:
-    """Get the job's resource from the API server; None if it was deleted or is being deleted.
-
-    Call this if a list lacks the job, because a starting API server may list nothing although the job exists.
-    """
-    found = await until_answered(
-        "whether the job was deleted cannot be asked",
-        lambda: client.get_same(of(where.kind), metadata["namespace"], metadata["name"], metadata["uid"]),
-    )
-    return found if found and not found["metadata"].get("deletionTimestamp") else None
 
 
 def _must_not_end(serving: Serving, task: asyncio.Task[None]) -> None:

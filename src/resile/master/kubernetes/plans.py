@@ -114,9 +114,7 @@ class PlanWatch:
         except BadManifest as bad:  # whichever job it is for
             await self._tell(plan, PlanPhase.FAILED, INVALID_PLAN, "; ".join(str(error) for error in bad.errors))
             return
-        if not self._kind.is_order(read):
-            return
-        if not await self._job_is_there():
+        if not self._kind.is_order(read) or not await self._job_is_there():
             return
         later = self._kind.not_supported(read)
         if later:

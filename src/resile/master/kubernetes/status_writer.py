@@ -8,6 +8,7 @@ to the resource with this job's uid: a later job of the same name has another ma
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -96,11 +97,9 @@ class StatusWriter:
 
     async def _keep_status(self) -> None:
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STEPS_SECONDS):
                     await self._changed.wait()
-            except TimeoutError:
-                pass
             self._changed.clear()
             now = asyncio.get_running_loop().time()
             await self._write_status(steps=now - self._steps_at >= STEPS_SECONDS)
