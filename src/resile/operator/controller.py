@@ -1,4 +1,7 @@
-"""Watches jobs, their masters' pods and Services, and plans, and queues the reconciliation that each change needs."""
+"""Watches jobs, their masters' pods and Services, and plans, and queues the reconciliation that each change needs.
+
+The informers keep only the parts of objects that the operator reads, so that they take less memory.
+"""
 
 from __future__ import annotations
 
@@ -12,37 +15,26 @@ from resile.kube.client import Client
 from resile.kube.informer import Informer, Key, Watched, key_of
 from resile.kube.kinds import PODS, SERVICES, Kind, Object, of
 from resile.operator import intervals
-from resile.operator.cached_objects import metadata_only, pod_only, resource_only
 from resile.operator.jobs.reconciler import JobReconciler
 from resile.operator.metrics import Metrics
 from resile.operator.plans import PlanReconciler
-from resile.operator.workqueue import WorkQueue
+from resile.operator.workqueue import Reconcile, WorkQueue
+
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 class Controller:
     """Runs the informers for all objects that the operator reads, and a work queue for each kind that it reconciles."""
 
     def __init__(self, client: Client, namespace: str, image: str, metrics: Metrics) -> None:
+        self._client = client
+        self._namespace = namespace
         self._metrics = metrics
-
-        def informer(
-            kind: Kind,
-            on_change: Callable[[Object], None],
-            trim: Callable[[Object], Object],
-            labels: dict[str, str] | None = None,
-        ) -> Informer:
-            watched = Watched(kind, namespace, labels)
-            made = Informer(client, watched, on_change, trim=trim, relist=intervals.RELIST)
-            self._informers.append((kind, made))
-            return made
-
         self._informers: list[tuple[Kind, Informer]] = []
         self._queues: list[tuple[Kind, WorkQueue, list[Informer]]] = []
         """Each queue with the informers that its reconciler reads."""
         for kind in registry.job_kinds():
-            jobs = _JobController(kind, client, image, metrics, informer, self._count)
-            self._queues.append((of(kind), jobs.queue, jobs.informers))
-            self._queues += [(of(plans.kind), plans.queue, plans.informers) for plans in jobs.plans]
+            self._watch_jobs(kind, image)
 
     def not_synced(self) -> list[str]:
         return list(dict.fromkeys(kind.name for kind, informer in self._informers if not informer.synced.is_set()))
@@ -55,7 +47,57 @@ class Controller:
                 group.create_task(_run_when_synced(queue, informers))
             group.create_task(self._measure())
 
-    def _count(self, kind: Kind, _: Key, outcome: str, seconds: float) -> None:
+    def _watch_jobs(self, kind: JobKind, image: str) -> None:
+        """Watch the jobs of one kind, their plans, and the pods and Services of their masters, but not the nodes."""
+
+        def on_job(item: Object) -> None:
+            queue.add(key_of(item))
+            for add_plans in plans:
+                add_plans(key_of(item))
+
+        def on_master_object(item: Object) -> None:
+            name = kind.job_of(item["metadata"].get("labels") or {})
+            if name:
+                queue.add(Key(item["metadata"]["namespace"], name))
+
+        jobs = self._inform(of(kind), on_job, _resource_only)
+        pods = self._inform(PODS, on_master_object, _pod_only, kind.masters)
+        services = self._inform(SERVICES, on_master_object, _metadata_only, kind.masters)
+        reconciler = JobReconciler(kind, self._client, jobs, pods, services, image, self._metrics)
+        queue = self._queue(of(kind), reconciler.reconcile, [jobs, pods, services])
+        plans = [self._watch_plans(plan, jobs) for plan in registry.plan_kinds() if plan.job_kind is kind]
+
+    def _watch_plans(self, kind: PlanKind, jobs: Informer) -> Callable[[Key], None]:
+        """Watch the plans of one kind. Returns a function that queues all open plans of a job."""
+
+        def add_plans(job: Key) -> None:
+            for plan in plans.all():
+                is_its = key_of(plan).namespace == job.namespace and kind.job_of(plan) == job.name
+                if is_its and kind.is_open(plan):
+                    queue.add(key_of(plan))
+
+        plans = self._inform(of(kind), lambda item: queue.add(key_of(item)), _resource_only)
+        queue = self._queue(of(kind), PlanReconciler(kind, self._client, plans, jobs).reconcile, [jobs, plans])
+        return add_plans
+
+    def _inform(
+        self,
+        kind: Kind,
+        on_change: Callable[[Object], None],
+        trim: Callable[[Object], Object],
+        labels: dict[str, str] | None = None,
+    ) -> Informer:
+        watched = Watched(kind, self._namespace, labels)
+        informer = Informer(self._client, watched, on_change, trim=trim, relist=intervals.RELIST)
+        self._informers.append((kind, informer))
+        return informer
+
+    def _queue(self, kind: Kind, reconcile: Reconcile, informers: list[Informer]) -> WorkQueue:
+        queue = WorkQueue(reconcile, functools.partial(self._count, kind))
+        self._queues.append((kind, queue, informers))
+        return queue
+
+    def _count(self, kind: Kind, outcome: str, seconds: float) -> None:
         self._metrics.reconciles.labels(kind.name, outcome).inc()
         self._metrics.seconds.labels(kind.name).observe(seconds)
 
@@ -80,53 +122,21 @@ async def _run_when_synced(queue: WorkQueue, informers: list[Informer]) -> None:
     await queue.run()
 
 
-Inform = Callable[..., Informer]
-"""Makes an informer from a Kubernetes kind, `on_change`, `trim`, and the labels of the objects (None: all)."""
-Count = Callable[[Kind, Key, str, float], None]
-"""Counts one reconciliation, given the kind and key of its object, its outcome, and the seconds that it took."""
+def _resource_only(item: Object) -> Object:
+    """A custom resource without large metadata that is not needed, such as kubectl's copy of the manifest."""
+    metadata = _metadata(item)
+    if _LAST_APPLIED in metadata.get("annotations", {}):
+        metadata["annotations"] = {key: text for key, text in metadata["annotations"].items() if key != _LAST_APPLIED}
+    return {**item, "metadata": metadata}
 
 
-class _JobController:
-    """Watches the jobs of one kind, their plans, and the pods and Services of their masters. Does not watch nodes."""
-
-    def __init__(
-        self, kind: JobKind, client: Client, image: str, metrics: Metrics, inform: Inform, count: Count
-    ) -> None:
-        self._kind = kind
-        jobs = inform(of(kind), self._on_job, resource_only)
-        pods = inform(PODS, self._on_master_object, pod_only, kind.masters)
-        services = inform(SERVICES, self._on_master_object, metadata_only, kind.masters)
-        self.informers = [jobs, pods, services]
-        reconciler = JobReconciler(kind, client, jobs, pods, services, image, metrics)
-        self.queue = WorkQueue(reconciler.reconcile, functools.partial(count, of(kind)))
-        plan_kinds = [plan_kind for plan_kind in registry.plan_kinds() if plan_kind.job_kind is kind]
-        self.plans = [_PlanController(plan_kind, client, jobs, inform, count) for plan_kind in plan_kinds]
-
-    def _on_job(self, item: Object) -> None:
-        job = key_of(item)
-        self.queue.add(job)
-        for plans in self.plans:
-            plans.on_job(job)
-
-    def _on_master_object(self, item: Object) -> None:
-        name = self._kind.job_of(item["metadata"].get("labels") or {})
-        if name:
-            self.queue.add(Key(item["metadata"]["namespace"], name))
+def _pod_only(item: Object) -> Object:
+    return {"metadata": _metadata(item), "status": item.get("status") or {}}
 
 
-class _PlanController:
-    def __init__(self, kind: PlanKind, client: Client, jobs: Informer, inform: Inform, count: Count) -> None:
-        self.kind = kind
-        self._informer = inform(of(kind), self._on_plan, resource_only)
-        self.informers = [jobs, self._informer]
-        reconciler = PlanReconciler(kind, client, self._informer, jobs)
-        self.queue = WorkQueue(reconciler.reconcile, functools.partial(count, of(kind)))
+def _metadata_only(item: Object) -> Object:
+    return {"metadata": _metadata(item)}
 
-    def _on_plan(self, item: Object) -> None:
-        self.queue.add(key_of(item))
 
-    def on_job(self, job: Key) -> None:
-        for plan in self._informer.all():
-            is_its = key_of(plan).namespace == job.namespace and self.kind.job_of(plan) == job.name
-            if is_its and self.kind.is_open(plan):
-                self.queue.add(key_of(plan))
+def _metadata(item: Object) -> Object:
+    return {field: value for field, value in item["metadata"].items() if field != "managedFields"}

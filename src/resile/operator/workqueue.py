@@ -25,7 +25,7 @@ class TryAgain(Exception):
 Reconcile = Callable[[Key], Awaitable[Seconds | None]]
 """Reconciles one object. Returns after how many seconds to do it again; None: only when the object changes."""
 
-OnReconciled = Callable[[Key, str, float], None]
+OnReconciled = Callable[[str, float], None]
 """Called after every reconciliation with its outcome (`done`, `again`, `failed`) and the seconds that it took."""
 
 
@@ -106,7 +106,7 @@ class WorkQueue:
             self._failures.pop(key, None)
             if delay is not None:
                 self.add_after(key, delay)
-        self._on_reconciled(key, outcome, loop.time() - begun)
+        self._on_reconciled(outcome, loop.time() - begun)
 
     def _retry(self, key: Key) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
