@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http
 from collections.abc import Callable
 
 import msgspec
@@ -24,8 +25,6 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 Routes = dict[str, Callable[[], Answer]]
-
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
 async def serve(host: str, port: int, routes: Routes) -> asyncio.Server:
@@ -60,7 +59,7 @@ def _answer(request: bytes, routes: Routes) -> Answer:
 
 def _written(answer: Answer) -> bytes:
     head = (
-        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\nContent-Type: {answer.content_type}\r\n"
+        f"HTTP/1.1 {answer.status} {http.HTTPStatus(answer.status).phrase}\r\nContent-Type: {answer.content_type}\r\n"
         f"Content-Length: {len(answer.body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + answer.body

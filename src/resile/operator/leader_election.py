@@ -119,16 +119,11 @@ class LeaderElection:
             "renewTime": now,
             "leaseTransitions": int(before.get("leaseTransitions") or 0) + (1 if taken and lease is not None else 0),
         }
+        metadata = {"name": intervals.LEASE, "namespace": self._namespace}
         if lease is None:
-            metadata = {"name": intervals.LEASE, "namespace": self._namespace}
-            made = await self._client.create(LEASES, {"metadata": metadata, "spec": spec})
-            self._lease = made
-            return made is not None
-        metadata = {
-            "name": intervals.LEASE,
-            "namespace": self._namespace,
-            "resourceVersion": lease["metadata"]["resourceVersion"],
-        }
+            self._lease = await self._client.create(LEASES, {"metadata": metadata, "spec": spec})
+            return self._lease is not None
+        metadata["resourceVersion"] = lease["metadata"]["resourceVersion"]
         try:
             self._lease = await self._client.replace(LEASES, {"metadata": metadata, "spec": spec})
         except KubeError as error:
