@@ -8,7 +8,6 @@ even if its manifest was made invalid: they know the job from their journal.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 
 import msgspec
 
@@ -111,6 +110,8 @@ class StopNodes(msgspec.Struct, frozen=True):
     """Remove the pods of nodes that still run, since the job has no master that could end them."""
 
 
+ACCEPTED = SetStatus(JobPhase.CREATED, Reason.CREATED, "the job was accepted and gets its master")
+
 Action = SetStatus | EmitEvent | Provision | StartMaster | RemoveMaster | RemovePods | StopNodes
 
 
@@ -154,9 +155,9 @@ def decide(seen: ObservedJob, spec: JobSpec | BadManifest, now: float) -> Decisi
     if phase is not None and phase.ended and not _was_invalid(seen):
         return _ended(seen, now)
     if pod is None:
-        return _without_master(seen, phase, DELETED, now)
+        return _without_master(seen, DELETED, now)
     if not is_owned_by(pod, job["metadata"]["uid"]):
-        return _blocked(seen, phase, pod, now)
+        return _blocked(seen, pod, now)
     over = master_end(pod)
     leaving = bool(pod["metadata"].get("deletionTimestamp"))
     # The exit code of a master that is being deleted may come from the deletion; the next master reads the journal.
@@ -164,13 +165,13 @@ def decide(seen: ObservedJob, spec: JobSpec | BadManifest, now: float) -> Decisi
         return Decision(_finished(over))
     if over is not None:  # also while it is being deleted: a kubelet takes seconds to say so of a pod that has ended
         lost = DELETED if leaving else over.why
-        rest = _without_master(msgspec.structs.replace(seen, restarts=_restarts(seen)), phase, lost, now)
+        rest = _without_master(msgspec.structs.replace(seen, restarts=_restarts(seen, pod)), lost, now)
         if rest.again is not None:
             return rest  # the pod stays until the next start, so that its log can be read
         return Decision((RemoveMaster(pod["metadata"]["uid"]), *rest.actions))
     if leaving:
         return _leaving(pod, now)
-    return _with_master(seen, phase, pod)
+    return _with_master(seen, pod)
 
 
 def phase_without_master(phase: JobPhase | None) -> JobPhase | None:
@@ -187,12 +188,12 @@ def _invalid(seen: ObservedJob, bad: BadManifest) -> Decision:
     return Decision((SetStatus(JobPhase.FAILED, Reason.INVALID_SPEC, message), told))
 
 
-def _without_master(seen: ObservedJob, phase: JobPhase | None, lost: str, now: float) -> Decision:
-    restarts = seen.restarts.after(now)
+def _without_master(seen: ObservedJob, lost: str, now: float) -> Decision:
+    phase, restarts = seen.phase, seen.restarts.after(now)
     first = phase in (None, JobPhase.CREATED, JobPhase.FAILED) and restarts.index < 0
     actions: list[Action] = []
     if phase is None or phase is JobPhase.FAILED:  # Failed: its manifest was wrong and has been put right
-        actions.append(SetStatus(JobPhase.CREATED, Reason.CREATED, "the job was accepted and gets its master"))
+        actions.append(ACCEPTED)
     pause = restarts.pause(now)
     if pause > 0.0:
         message = (
@@ -200,13 +201,11 @@ def _without_master(seen: ObservedJob, phase: JobPhase | None, lost: str, now: f
         )
         return Decision((*actions, *_say(seen, None, Reason.MASTER_LOST, short(message))), pause)
     # Even if `provisioned`, which may be out of date: a master must not be started without its Service.
-    actions.append(Provision())
-    actions.append(StartMaster(restarts.index + 1, "" if first else lost))
-    return Decision(tuple(actions))
+    return Decision((*actions, Provision(), StartMaster(restarts.index + 1, "" if first else lost)))
 
 
-def _with_master(seen: ObservedJob, phase: JobPhase | None, pod: Object) -> Decision:
-    reason, _ = seen.says
+def _with_master(seen: ObservedJob, pod: Object) -> Decision:
+    phase, (reason, _) = seen.phase, seen.says
     actions: list[Action] = [] if seen.provisioned and reason != JOURNAL_GONE else [Provision()]
     if (pod.get("status") or {}).get("phase") == "Running":
         if phase in (None, JobPhase.CREATED) or (phase is JobPhase.PENDING and reason in PASSING):
@@ -216,13 +215,11 @@ def _with_master(seen: ObservedJob, phase: JobPhase | None, pod: Object) -> Deci
             actions.append(SetStatus(None, phase.reason, ""))
         return Decision(tuple(actions), intervals.RECHECK)
     problem = why_master_cannot_start(pod)
-    waiting = phase_without_master(phase)
     if problem:
-        said = _say(seen, waiting, Reason.MASTER_CANNOT_START, problem)
-        actions.extend(said)
-        actions.extend(EmitEvent(Reason.MASTER_CANNOT_START, problem, warning=True) for _ in said)
+        actions.extend(_cannot_start(seen, problem))
     elif reason != Reason.MASTER_STARTING or phase in (None, JobPhase.CREATED):
-        actions.extend(_say(seen, waiting, Reason.MASTER_STARTING, "the master's pod is being started"))
+        starting = "the master's pod is being started"
+        actions.extend(_say(seen, phase_without_master(phase), Reason.MASTER_STARTING, starting))
     return Decision(tuple(actions), intervals.RECHECK)
 
 
@@ -235,19 +232,17 @@ def _leaving(pod: Object, now: float) -> Decision:
     return Decision(again=Seconds(left)) if left > 0 else Decision((RemoveMaster(metadata["uid"]),))
 
 
-def _blocked(seen: ObservedJob, phase: JobPhase | None, pod: Object, now: float) -> Decision:
+def _blocked(seen: ObservedJob, pod: Object, now: float) -> Decision:
     """Decide about a job whose master cannot start, because `pod` has the master's name but belongs to another owner.
 
     If the job was created less than `intervals.MAKE_ROOM` ago, wait, because Kubernetes may be removing the pod of an
     earlier job. After that, write to the job's status that its master cannot start.
     """
-    created = SetStatus(JobPhase.CREATED, Reason.CREATED, "the job was accepted and gets its master")
     born = moment(seen.job["metadata"].get("creationTimestamp", "")) or now
     if now - born < intervals.MAKE_ROOM:
-        return Decision((created,) if phase is None else (), Seconds(intervals.MAKE_ROOM))
+        return Decision((ACCEPTED,) if seen.phase is None else (), Seconds(intervals.MAKE_ROOM))
     message = f"the pod {pod['metadata']['name']} is in the way of the master and belongs to another owner"
-    said = _say(seen, phase_without_master(phase), Reason.MASTER_CANNOT_START, message)
-    return Decision((*said, *(EmitEvent(Reason.MASTER_CANNOT_START, message, warning=True) for _ in said)))
+    return Decision(_cannot_start(seen, message))
 
 
 def _finished(over: MasterEnd) -> tuple[Action, ...]:
@@ -265,25 +260,23 @@ def _ended(seen: ObservedJob, now: float) -> Decision:
     if finished is None:
         reason, message = seen.says
         return Decision((SetStatus(seen.phase, reason, message),))
-    ttl = ttl_of(seen.job["metadata"].get("annotations") or {})
+    ttl = duration((seen.job["metadata"].get("annotations") or {}).get(intervals.TTL_ANNOTATION, ""))
     if ttl is None or seen.pods_removed:
         return Decision()
     left = finished + ttl - now
     return Decision(again=Seconds(left)) if left > 0 else Decision((RemovePods(),))
 
 
-def ttl_of(annotations: Mapping[str, str]) -> Seconds | None:
-    """How long the pods of an ended job stay; None (for ever) if the annotation for this is missing or no duration."""
-    return duration(annotations.get(intervals.TTL_ANNOTATION, ""))
-
-
-def _restarts(seen: ObservedJob) -> Restarts:
-    labels = (seen.pod or {}).get("metadata", {}).get("labels") or {}
-    known = seen.kind.master_index_of(labels)
+def _restarts(seen: ObservedJob, pod: Object) -> Restarts:
+    index = max(seen.restarts.index, seen.kind.master_index_of(pod["metadata"].get("labels") or {}))
     if seen.restarts.last is not None:
-        return msgspec.structs.replace(seen.restarts, index=max(seen.restarts.index, known))
-    born = moment((seen.pod or {})["metadata"].get("creationTimestamp", ""))
-    return Restarts(1, born, max(seen.restarts.index, known))
+        return msgspec.structs.replace(seen.restarts, index=index)
+    return Restarts(1, moment(pod["metadata"].get("creationTimestamp", "")), index)
+
+
+def _cannot_start(seen: ObservedJob, why: str) -> tuple[Action, ...]:
+    said = _say(seen, phase_without_master(seen.phase), Reason.MASTER_CANNOT_START, why)
+    return (*said, EmitEvent(Reason.MASTER_CANNOT_START, why, warning=True)) if said else ()
 
 
 def _say(seen: ObservedJob, phase: JobPhase | None, reason: Reason, message: str) -> tuple[SetStatus, ...]:
