@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -25,22 +26,8 @@ from resile.kube.kinds import PODS, Object, of
 from resile.kube.manifests import read_job
 from resile.kube.owner_references import is_owned_by
 from resile.operator import intervals
+from resile.operator.jobs import decisions as de
 from resile.operator.jobs import master_objects
-from resile.operator.jobs.decisions import (
-    Action,
-    EmitEvent,
-    ObservedJob,
-    Provision,
-    Reason,
-    RemoveMaster,
-    RemovePods,
-    Restarts,
-    SetStatus,
-    StartMaster,
-    StopNodes,
-    decide,
-    phase_without_master,
-)
 from resile.operator.jobs.master_pod import master_pod
 from resile.operator.jobs.master_status import short
 from resile.operator.jobs.provision import Provisioned, Secrets, outdated, provision, together
@@ -57,8 +44,9 @@ class _Memory(msgspec.Struct):
     """What the reconciler remembers of one job. It is lost when the operator process ends."""
 
     uid: str
-    restarts: Restarts = Restarts()
-    provisioned: float | None = None
+    restarts: de.Restarts = de.Restarts()
+    provisioned: float = -math.inf
+    """When the objects that a master needs were last made or found."""
     secrets: Secrets = {}
     pods_removed: bool = False
     read_from: object = None
@@ -99,23 +87,20 @@ class JobReconciler:
             return None
         memory = self._memory(key, job)
         spec = self._spec(memory, job)
-        name = Key(key.namespace, self._kind.master_name(key.name))
-        seen = ObservedJob(
+        name, now = Key(key.namespace, self._kind.master_name(key.name)), self._clock()
+        seen = de.ObservedJob(
             kind=self._kind,
             job=job,
             pod=self._pods.get(name),
-            provisioned=self._is_provisioned(memory) and self._services.get(name) is not None,
+            provisioned=now - memory.provisioned < intervals.RECHECK and self._services.get(name) is not None,
             restarts=memory.restarts,
             pods_removed=memory.pods_removed,
         )
-        decision = decide(seen, spec, self._clock())
+        decision = de.decide(seen, spec, now)
         usable = memory.usable or self._kind.masters_part(job)
         for action in decision.actions:
             job = await self._act(action, job, usable, memory)
         return decision.again
-
-    def _is_provisioned(self, memory: _Memory) -> bool:
-        return memory.provisioned is not None and self._clock() - memory.provisioned < intervals.RECHECK
 
     def _memory(self, key: Key, job: Object) -> _Memory:
         memory = self._memories.get(key)
@@ -132,33 +117,33 @@ class JobReconciler:
                 memory.usable = memory.spec
         return memory.spec
 
-    async def _act(self, action: Action, job: Object, spec: JobSpec, memory: _Memory) -> Object:
+    async def _act(self, action: de.Action, job: Object, spec: JobSpec, memory: _Memory) -> Object:
         match action:
-            case SetStatus():
+            case de.SetStatus():
                 return await self._set_status(job, action)
-            case EmitEvent(reason=reason, message=message, warning=warning):
+            case de.EmitEvent(reason=reason, message=message, warning=warning):
                 await self._emit(job, reason, message, warning=warning)
-            case Provision():
+            case de.Provision():
                 provisioned = await provision(self._client, spec, memory.secrets)
                 memory.secrets = provisioned.secrets
                 await self._compare_secrets(job, provisioned)
                 memory.provisioned = self._clock()
-            case StartMaster():
+            case de.StartMaster():
                 await self._start(action, job, spec, memory)
-            case RemoveMaster(uid=uid):
+            case de.RemoveMaster(uid=uid):
                 await self._remove_master(job, uid)
-            case RemovePods():
+            case de.RemovePods():
                 await self._remove_pods(job)
                 memory.pods_removed = True
-            case StopNodes():
+            case de.StopNodes():
                 await self._stop_nodes(job)
         return job
 
-    async def _emit(self, job: Object, reason: Reason, message: str, *, warning: bool) -> None:
+    async def _emit(self, job: Object, reason: de.Reason, message: str, *, warning: bool) -> None:
         kind, now = of(self._kind), self._clock()
         await emit(self._client, kind, job["metadata"], reason, message, warning=warning, now=now)
 
-    async def _set_status(self, job: Object, action: SetStatus) -> Object:
+    async def _set_status(self, job: Object, action: de.SetStatus) -> Object:
         metadata = job["metadata"]
         patch = self._kind.phase_patch(job, action.phase, action.reason, action.message, self._clock())
         try:
@@ -180,7 +165,7 @@ class JobReconciler:
         """
         for name in provisioned.restored:
             sentence = f"the Secret {name} was gone; it was made again as it was"
-            await self._emit(job, Reason.SECRET_RESTORED, sentence, warning=True)
+            await self._emit(job, de.Reason.SECRET_RESTORED, sentence, warning=True)
         metadata = job["metadata"]
         pod = self._pods.get(Key(metadata["namespace"], self._kind.master_name(metadata["name"])))
         if pod is None or not is_owned_by(pod, metadata["uid"]) or pod["metadata"].get("deletionTimestamp"):
@@ -189,11 +174,10 @@ class JobReconciler:
         if not names:
             return
         sentence = f"the Secret {names} was gone; it was made anew, and the master is started again with it"
-        await self._emit(job, Reason.SECRET_REPLACED, sentence, warning=True)
+        await self._emit(job, de.Reason.SECRET_REPLACED, sentence, warning=True)
         await self._remove_master(job, pod["metadata"]["uid"])
 
-    async def _start(self, action: StartMaster, job: Object, spec: JobSpec, memory: _Memory) -> None:
-        namespace = spec.namespace
+    async def _start(self, action: de.StartMaster, job: Object, spec: JobSpec, memory: _Memory) -> None:
         mounted = [master_objects.identity(secret) for secret in memory.secrets.values()]
         pod = master_pod(spec, self._image, action.index, master_objects.owner(spec), mounted)
         try:
@@ -205,25 +189,25 @@ class JobReconciler:
         if made is None:
             return  # it is there; the informer will show it
         memory.restarts = memory.restarts.after(self._clock()).started(self._clock(), action.index)
-        reason = Reason.MASTER_RESTARTED if action.lost else Reason.MASTER_CREATED
+        reason = de.Reason.MASTER_RESTARTED if action.lost else de.Reason.MASTER_CREATED
         self._metrics.masters.labels("again" if action.lost else "first").inc()
         sentence = f"started the master {pod['metadata']['name']}"
         if action.lost:
             sentence = f"{sentence} again; how the one before ended: {action.lost}"
-        log.info("%s/%s: %s", namespace, spec.name, sentence)
+        log.info("%s/%s: %s", spec.namespace, spec.name, sentence)
         await self._emit(job, reason, short(sentence), warning=bool(action.lost))
 
     async def _refused(self, job: Object, error: KubeError) -> None:
         message = short(f"the master's pod cannot be created: {error}")
         if self._kind.report_of(job).message != message:
-            phase = phase_without_master(self._kind.phase_of(job))
-            job = await self._set_status(job, SetStatus(phase, Reason.MASTER_CANNOT_START, message))
-            await self._emit(job, Reason.MASTER_CANNOT_START, message, warning=True)
+            phase = de.phase_without_master(self._kind.phase_of(job))
+            job = await self._set_status(job, de.SetStatus(phase, de.Reason.MASTER_CANNOT_START, message))
+            await self._emit(job, de.Reason.MASTER_CANNOT_START, message, warning=True)
 
     async def _remove_master(self, job: Object, uid: str) -> None:
         namespace, name = job["metadata"]["namespace"], self._kind.master_name(job["metadata"]["name"])
-        there = await self._client.get(PODS, namespace, name)  # the informer may be behind, and the name is used again
-        if there is not None and there["metadata"]["uid"] == uid:
+        # The informer may be behind, and the name is used again.
+        if await self._client.get_same(PODS, namespace, name, uid) is not None:
             await self._client.delete(PODS, namespace, name, grace=0)
 
     async def _pods_of(self, job: Object) -> list[Object]:
@@ -232,25 +216,21 @@ class JobReconciler:
         return [pod for pod in pods if is_owned_by(pod, job["metadata"]["uid"])]
 
     async def _stop_nodes(self, job: Object) -> None:
-        namespace, master = job["metadata"]["namespace"], self._kind.master_name(job["metadata"]["name"])
-        running = [
-            pod["metadata"]["name"]
-            for pod in await self._pods_of(job)
-            if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
-        ]
-        await self._delete_pods(namespace, (name for name in running if name != master))
+        master = self._kind.master_name(job["metadata"]["name"])
+        nodes = [pod for pod in await self._pods_of(job) if pod["metadata"]["name"] != master]
+        ended = ("Succeeded", "Failed")
+        await self._delete(pod for pod in nodes if (pod.get("status") or {}).get("phase") not in ended)
 
     async def _remove_pods(self, job: Object) -> None:
-        namespace = job["metadata"]["namespace"]
         own = await self._pods_of(job)
-        await self._delete_pods(namespace, (pod["metadata"]["name"] for pod in own))
+        await self._delete(own)
         if own:
             sentence = f"removed {len(own)} pods: the job ended longer ago than its time to live"
-            await self._emit(job, Reason.PODS_REMOVED, sentence, warning=False)
+            await self._emit(job, de.Reason.PODS_REMOVED, sentence, warning=False)
 
-    async def _delete_pods(self, namespace: str, names: Iterable[str]) -> None:
-        async def delete(name: str) -> None:
+    async def _delete(self, pods: Iterable[Object]) -> None:
+        async def delete(metadata: Object) -> None:
             async with self._deletions:
-                await self._client.delete(PODS, namespace, name)
+                await self._client.delete(PODS, metadata["namespace"], metadata["name"])
 
-        await together(*map(delete, names))
+        await together(*(delete(pod["metadata"]) for pod in pods))
