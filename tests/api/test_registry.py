@@ -23,7 +23,6 @@ from resile.deploy import kustomize
 from resile.kube.manifests import read_job
 from resile.master.kubernetes.job_status import status_of
 from resile.operator.jobs.decisions import ObservedJob, Provision, SetStatus, StartMaster, decide
-from resile.operator.jobs.master_objects import owner
 from resile.operator.jobs.master_pod import master_pod
 from resile.platform.base import Launch
 from resile.platform.kubernetes.pods import pod_manifest, service_manifest
@@ -150,7 +149,7 @@ def test_a_new_kind_gets_masters_by_the_same_decisions(toys) -> None:
         StartMaster(0),
     )
     assert toys.phase_patch(item, accepted.phase, accepted.reason, accepted.message, 0.0)["state"] == "Created"
-    pod = master_pod(spec, "image", 0, owner(spec))
+    pod = master_pod(spec, "image", 0)
     assert pod["metadata"]["name"] == "teddy.master"
     assert pod["metadata"]["labels"] == toys.master_labels("teddy")
     assert pod["spec"]["containers"][0]["command"][5:11] == [

@@ -18,7 +18,7 @@ NAME = "elasticjob-mnist-dlrover-master"
 
 def made(master: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
     item = read(job(master=master, **metadata))
-    return master_pod(item, "resile:1", 2, master_objects.owner(item))
+    return master_pod(item, "resile:1", 2)
 
 
 def with_container(**container: Any) -> dict[str, Any]:

@@ -15,12 +15,11 @@ from resile.kube.client import Client
 from resile.kube.informer import Informer, Key, Watched, key_of
 from resile.kube.kinds import PODS, SERVICES, Kind, Object, of
 from resile.operator import intervals
+from resile.operator.jobs.master_pod import LAST_APPLIED
 from resile.operator.jobs.reconciler import JobReconciler
 from resile.operator.metrics import Metrics
 from resile.operator.plans import PlanReconciler
 from resile.operator.workqueue import Reconcile, WorkQueue
-
-_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 class Controller:
@@ -125,8 +124,8 @@ async def _run_when_synced(queue: WorkQueue, informers: list[Informer]) -> None:
 def _resource_only(item: Object) -> Object:
     """A custom resource without large metadata that is not needed, such as kubectl's copy of the manifest."""
     metadata = _metadata(item)
-    if _LAST_APPLIED in metadata.get("annotations", {}):
-        metadata["annotations"] = {key: text for key, text in metadata["annotations"].items() if key != _LAST_APPLIED}
+    if LAST_APPLIED in metadata.get("annotations", {}):
+        metadata["annotations"] = {key: text for key, text in metadata["annotations"].items() if key != LAST_APPLIED}
     return {**item, "metadata": metadata}
 
 

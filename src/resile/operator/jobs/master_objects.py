@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import secrets
-from typing import Any
 
 from resile.api.defaults import MASTER_PORT
 from resile.api.job import JobSpec
@@ -17,39 +16,33 @@ from resile.api.kinds import registry
 from resile.api.kinds.base import JobKind
 from resile.api.kinds.rbac import master_rules
 from resile.common.certificates import Pair, self_signed
-from resile.kube.kinds import ROLES, SERVICE_ACCOUNTS, SERVICES, Kind, Object, of
-from resile.kube.owner_references import owner_reference
-from resile.operator.jobs.master_pod import TLS_CERTIFICATE, TLS_KEY, TOKEN
+from resile.kube.kinds import ROLES, SERVICE_ACCOUNTS, SERVICES, Kind, Object
+from resile.operator.jobs.master_pod import TLS_CERTIFICATE, TLS_KEY, TOKEN, owner
 from resile.platform.kubernetes.pods import TRUSTED
 
-_RBAC = "rbac.authorization.k8s.io"
 TOKEN_BYTES = 32
 RESTORES = "resile.restores"
 """Annotation of a Secret that was deleted and made again with the same content: the uid of the first one."""
 
 
-def owner(job: JobSpec) -> Object:
-    return owner_reference(of(registry.job_kind(job.kind)), job.name, job.uid)
-
-
 def applied(job: JobSpec) -> list[tuple[Kind, Object]]:
     """The objects of a master whose content depends on the job alone. They can be applied any number of times."""
     kind = registry.job_kind(job.kind)
-    name = kind.master_name(job.name)
+    port = {"name": "master", "port": MASTER_PORT, "targetPort": MASTER_PORT, "protocol": "TCP"}
+    service = {"type": "ClusterIP", "selector": kind.master_selector(job.name), "ports": [port]}
     return [
-        (SERVICE_ACCOUNTS, {**_object(job, "v1", "ServiceAccount", name), "automountServiceAccountToken": False}),
-        (ROLES, {**_object(job, f"{_RBAC}/v1", "Role", name), "rules": master_rules(kind, job.name)}),
-        (SERVICES, service(job)),
+        (SERVICE_ACCOUNTS, {**_object(job), "automountServiceAccountToken": False}),
+        (ROLES, {**_object(job), "rules": master_rules(kind, job.name)}),
+        (SERVICES, {**_object(job), "spec": service}),
     ]
 
 
 def binding(job: JobSpec) -> Object:
     """The RoleBinding of the master. Make its Role first: Kubernetes checks that the operator has the Role's rights."""
-    kind = registry.job_kind(job.kind)
-    name = kind.master_name(job.name)
+    name = registry.job_kind(job.kind).master_name(job.name)
     return {
-        **_object(job, f"{_RBAC}/v1", "RoleBinding", name),
-        "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": name},
+        **_object(job),
+        "roleRef": {"apiGroup": ROLES.group, "kind": ROLES.name, "name": name},
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.namespace}],
     }
 
@@ -59,8 +52,7 @@ def key_pair(job: JobSpec) -> Object:
     kind = registry.job_kind(job.kind)
     pair = new_pair(kind, job.name, job.namespace)
     data = {TLS_CERTIFICATE: _encoded(pair.certificate), TLS_KEY: _encoded(pair.key)}
-    secret = _object(job, "v1", "Secret", kind.tls_secret(job.name))
-    return {**secret, "type": "kubernetes.io/tls", "data": data}
+    return {**_object(job, kind.tls_secret(job.name)), "type": "kubernetes.io/tls", "data": data}
 
 
 def new_pair(kind: JobKind, job: str, namespace: str) -> Pair:
@@ -71,8 +63,8 @@ def new_pair(kind: JobKind, job: str, namespace: str) -> Pair:
 
 def credentials(job: JobSpec, pair: Object) -> Object:
     token = _encoded(secrets.token_urlsafe(TOKEN_BYTES).encode())
-    secret = _object(job, "v1", "Secret", registry.job_kind(job.kind).token_secret(job.name))
-    return {**secret, "type": "Opaque", "data": {TOKEN: token, TRUSTED: certificate(pair)}}
+    name = registry.job_kind(job.kind).token_secret(job.name)
+    return {**_object(job, name), "type": "Opaque", "data": {TOKEN: token, TRUSTED: certificate(pair)}}
 
 
 def trusting(credentials: Object, pair: Object) -> Object:
@@ -81,7 +73,7 @@ def trusting(credentials: Object, pair: Object) -> Object:
     The object names the uid of `credentials`, so it cannot change a later Secret of the same name.
     """
     metadata = {field: credentials["metadata"][field] for field in ("name", "namespace", "uid")}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {TRUSTED: certificate(pair)}}
+    return {"metadata": metadata, "data": {TRUSTED: certificate(pair)}}
 
 
 def again(new: Object, before: Object) -> Object:
@@ -89,11 +81,8 @@ def again(new: Object, before: Object) -> Object:
 
     The `identity` of `before` is written into an annotation, so `identity` returns the same for both Secrets.
     """
-    return {
-        **new,
-        "metadata": {**new["metadata"], "annotations": {RESTORES: identity(before)}},
-        "data": before["data"],
-    }
+    metadata = {**new["metadata"], "annotations": {RESTORES: identity(before)}}
+    return {**new, "metadata": metadata, "data": before["data"]}
 
 
 def identity(secret: Object) -> str:
@@ -113,27 +102,20 @@ def trusted(credentials: Object) -> str:
 
 def journal(job: JobSpec) -> Object:
     """The empty ConfigMap that becomes the job's journal. Only the master writes to it."""
-    return _object(job, "v1", "ConfigMap", registry.job_kind(job.kind).master_name(job.name))
-
-
-def service(job: JobSpec) -> Object:
-    kind = registry.job_kind(job.kind)
-    port = {"name": "master", "port": MASTER_PORT, "targetPort": MASTER_PORT, "protocol": "TCP"}
-    return {
-        **_object(job, "v1", "Service", kind.master_name(job.name)),
-        "spec": {"type": "ClusterIP", "selector": kind.master_selector(job.name), "ports": [port]},
-    }
+    return _object(job)
 
 
 def _encoded(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _object(job: JobSpec, version: str, kind: str, name: str) -> dict[str, Any]:
+def _object(job: JobSpec, name: str = "") -> Object:
+    """An object of the job, without content; the client adds its kind. Without a `name`, it has the master's name."""
+    kind = registry.job_kind(job.kind)
     metadata = {
-        "name": name,
+        "name": name or kind.master_name(job.name),
         "namespace": job.namespace,
-        "labels": registry.job_kind(job.kind).master_object_labels(job.name),
+        "labels": kind.master_object_labels(job.name),
         "ownerReferences": [owner(job)],
     }
-    return {"apiVersion": version, "kind": kind, "metadata": metadata}
+    return {"metadata": metadata}

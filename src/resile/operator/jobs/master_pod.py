@@ -13,7 +13,8 @@ from resile.api.defaults import MASTER_PORT, TOKEN_FILE_VARIABLE
 from resile.api.job import JobSpec, RoleSpec
 from resile.api.kinds import registry
 from resile.api.manifests.pod_template import MAIN, MAIN_ANNOTATION, main_container
-from resile.kube.kinds import Object
+from resile.kube.kinds import Object, of
+from resile.kube.owner_references import owner_reference
 from resile.operator import intervals
 
 DIRECTORY = "/var/run/resile"
@@ -32,37 +33,34 @@ USER = 65532
 TOKEN_LIFE = 3607
 """For how many seconds a ServiceAccount's token is valid; the same as for tokens that Kubernetes mounts itself."""
 
-_NOT_COPIED = ("kubectl.kubernetes.io/last-applied-configuration",)
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _BY = {"env": "name", "volumeMounts": "mountPath", "ports": "containerPort", "volumes": "name"}
 """Lists of a pod spec, and the field that identifies an item: a template's item replaces ours with the same value."""
 
 
-def master_pod(job: JobSpec, image: str, index: int, owner: Object, secrets: Sequence[str] = ()) -> Object:
+def owner(job: JobSpec) -> Object:
+    return owner_reference(of(registry.job_kind(job.kind)), job.name, job.uid)
+
+
+def master_pod(job: JobSpec, image: str, index: int, secrets: Sequence[str] = ()) -> Object:
     """The manifest of the pod of master number `index`. `secrets` has the `identity` of each Secret in the pod."""
     kind = registry.job_kind(job.kind)
-    name = kind.master_name(job.name)
     given = job.master or RoleSpec(replicas=1)
     template_metadata = given.template.get("metadata") or {}
     annotations = {**job.annotations, **(template_metadata.get("annotations") or {})}
     spec = _merged(_spec(job, image), _laid_over(given))
     spec["restartPolicy"] = "Never"  # the operator starts masters; Kubernetes would restart one whose job is over
     return {
-        "apiVersion": "v1",
-        "kind": "Pod",
         "metadata": {
-            "name": name,
+            "name": kind.master_name(job.name),
             "namespace": job.namespace,
-            "labels": {
-                **job.labels,
-                **(template_metadata.get("labels") or {}),
-                **kind.master_labels(job.name, index),
-            },
+            "labels": {**job.labels, **(template_metadata.get("labels") or {}), **kind.master_labels(job.name, index)},
             "annotations": {
-                **{key: value for key, value in annotations.items() if key not in _NOT_COPIED},
+                **{key: value for key, value in annotations.items() if key != LAST_APPLIED},
                 MAIN_ANNOTATION: spec["containers"][0]["name"],
                 **({SECRETS_ANNOTATION: ",".join(secrets)} if secrets else {}),
             },
-            "ownerReferences": [owner],
+            "ownerReferences": [owner(job)],
         },
         "spec": spec,
     }
@@ -158,25 +156,19 @@ def _merged(ours: Object, theirs: Object) -> Object:
         *(other for other in theirs.get("containers") or () if other is not main),
     ]
     rest = {field: value for field, value in theirs.items() if field != "containers"}
-    tolerations = [*(theirs.get("tolerations") or ()), *_unless_tolerated(ours["tolerations"], theirs)]
+    given = theirs.get("tolerations") or []
+    tolerated = {entry.get("key") for entry in given}
+    tolerations = [*given, *(entry for entry in ours["tolerations"] if entry["key"] not in tolerated)]
     return {**_over(ours, rest), "tolerations": tolerations, "containers": containers}
 
 
 def _merged_container(ours: Object, theirs: Object) -> Object:
     merged: Object = _over(ours, theirs)
-    if "command" in theirs or "args" in theirs:  # the words of one command line do not mix with those of another
-        merged.pop("args", None)
-        merged["command"] = theirs.get("command") or ([] if "args" in theirs else ours["command"])
-        if theirs.get("args"):
-            merged["args"] = theirs["args"]
-        if not merged["command"]:
-            merged.pop("command")
+    if not theirs.get("command"):
+        merged["command"] = ours["command"]
+        if "args" in theirs:  # the words of one command line do not mix with those of another
+            del merged["command"]
     return merged
-
-
-def _unless_tolerated(tolerations: list[Object], theirs: Object) -> list[Object]:
-    own = {entry.get("key") for entry in theirs.get("tolerations") or ()}
-    return [entry for entry in tolerations if entry["key"] not in own]
 
 
 def _over(ours: Any, theirs: Any, field: str = "") -> Any:
@@ -185,14 +177,10 @@ def _over(ours: Any, theirs: Any, field: str = "") -> Any:
     Mappings are merged key by key. Lists are merged if `_BY` has `field`: an item of `theirs` replaces the item of
     `ours` with the same identifying field, and other items stay. Any other value of `theirs` replaces that of `ours`.
     """
-    if theirs is None:
-        return ours
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        return {
-            **ours,
-            **{key: _over(ours.get(key), value, key) for key, value in theirs.items() if value is not None},
-        }
+        given = {key: _over(ours.get(key), value, key) for key, value in theirs.items() if value is not None}
+        return {**ours, **given}
     if field in _BY and isinstance(ours, list) and isinstance(theirs, list):
-        given = {entry.get(_BY[field]) for entry in theirs}
-        return [*(entry for entry in ours if entry.get(_BY[field]) not in given), *theirs]
+        replaced = {entry.get(_BY[field]) for entry in theirs}
+        return [*(entry for entry in ours if entry.get(_BY[field]) not in replaced), *theirs]
     return theirs

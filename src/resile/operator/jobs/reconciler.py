@@ -179,7 +179,7 @@ class JobReconciler:
 
     async def _start(self, action: de.StartMaster, job: Object, spec: JobSpec, memory: _Memory) -> None:
         mounted = [master_objects.identity(secret) for secret in memory.secrets.values()]
-        pod = master_pod(spec, self._image, action.index, master_objects.owner(spec), mounted)
+        pod = master_pod(spec, self._image, action.index, mounted)
         try:
             made = await self._client.create(PODS, pod)
         except KubeError as error:
