@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import httpx2
 import msgspec
@@ -20,7 +20,7 @@ from lightkube.config.kubeconfig import SingleConfig
 from lightkube.core.exceptions import ConfigError
 
 from resile.kube import intervals
-from resile.kube.config import from_environment, unusable_config
+from resile.kube.config import unusable_config
 from resile.kube.errors import CONFLICT, KubeError, garbled, refused, refused_with, unreachable
 from resile.kube.kinds import PODS, Kind, Object
 
@@ -60,12 +60,10 @@ class Client:
         self.context, self.server = config.context_name, config.cluster.server
         self.field_manager = field_manager
         self._params = {"fieldManager": field_manager}
-        with _usable_config():
+        try:
             self._http = AsyncClient(config, ConnectionParams(timeout=httpx2.Timeout(intervals.SILENCE)))
-
-    @classmethod
-    def from_environment(cls, field_manager: str) -> Self:
-        return cls(from_environment(), field_manager)
+        except (ConfigError, OSError, ValueError, AssertionError) as error:
+            raise unusable_config(error) from error
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -192,7 +190,10 @@ class Client:
         with _one_kind_of_error():
             async with asyncio.timeout(intervals.CALL):
                 response = await self._http.send(request.to(self._http))
-        return _answer(response.status_code, response.content)
+        if response.status_code >= httpx2.codes.MULTIPLE_CHOICES:
+            raise refused(response.status_code, response.content)
+        with _sound_answer():
+            return msgspec.json.decode(response.content)
 
     async def _lines(self, request: _Request, silence: float | None) -> AsyncIterator[str]:
         timeout = httpx2.Timeout(intervals.SILENCE, read=silence)
@@ -255,13 +256,6 @@ def _written(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _answer(code: int, body: bytes) -> Any:
-    if code >= httpx2.codes.MULTIPLE_CHOICES:
-        raise refused(code, body)
-    with _sound_answer():
-        return msgspec.json.decode(body)
-
-
 def _change(line: str) -> tuple[str, Object]:
     with _sound_answer():
         event = msgspec.json.decode(line)
@@ -300,11 +294,3 @@ def _one_kind_of_error() -> Iterator[None]:
         raise unreachable(error) from error
     except (LookupError, TypeError, ValueError) as error:  # of a program that should give a token
         raise garbled(f"{type(error).__name__}: {error}") from error
-
-
-@contextlib.contextmanager
-def _usable_config() -> Iterator[None]:
-    try:
-        yield
-    except (ConfigError, OSError, ValueError, AssertionError) as error:
-        raise unusable_config(error) from error

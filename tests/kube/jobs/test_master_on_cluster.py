@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from resile.kube.client import Client
+from resile.kube.config import from_environment
 from resile.kube.errors import INVALID, KubeError
 from resile.kube.kinds import Kind
 from tests.kube.namespace import KUBECONFIG, KubeNamespace, job, plan, training
@@ -128,7 +129,7 @@ def test_a_status_meant_for_an_earlier_object_of_the_same_name_is_refused(
     made = job("same", "true") if kind is ELASTIC_JOBS else plan("same", "no", removePods=[{"type": "worker", "id": 0}])
 
     async def write(uid: str) -> None:
-        client = Client.from_environment("test")
+        client = Client(from_environment(), "test")
         try:
             await client.replace_status(kind, namespace.name, "same", uid, {"phase": "Failed"})
         finally:

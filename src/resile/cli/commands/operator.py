@@ -61,7 +61,7 @@ def operator(
     """
     from resile.deploy.installation import IMAGE
     from resile.kube.client import Client
-    from resile.kube.config import NoCluster
+    from resile.kube.config import NoCluster, from_environment
     from resile.kube.kinds import ALL_NAMESPACES
     from resile.operator.app import Options, run
     from resile.operator.intervals import FIELD_MANAGER
@@ -72,7 +72,7 @@ def operator(
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for every request
 
     async def main() -> int:
-        client = Client.from_environment(FIELD_MANAGER)
+        client = Client(from_environment(), FIELD_MANAGER)
         own = os.environ.get("POD_NAMESPACE") or (client.namespace if namespace == ALL else namespace)
         options = Options(
             namespace=ALL_NAMESPACES if namespace == ALL else namespace,
