@@ -17,27 +17,6 @@ from resile.kube.kinds import Object
 LONGEST_MESSAGE = 500
 UNSCHEDULABLE = "Unschedulable"
 
-_IMAGE_FAILURES = frozenset(
-    {
-        "ErrImageNeverPull",
-        "ErrImagePull",
-        "ImageInspectError",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "RegistryUnavailable",
-    }
-)
-_CONTAINER_FAILURES = frozenset(
-    {
-        "CrashLoopBackOff",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "CreatePodSandboxError",
-        "RunContainerError",
-    }
-)
-"""Reasons for which a container waits and will not start by itself."""
-
 _DISRUPTIONS = {
     "PreemptionByScheduler": "Preempted",
     "PreemptionByKubeScheduler": "Preempted",
@@ -55,6 +34,22 @@ class Obstacle(enum.Enum):
     SCHEDULING = "scheduling"
     IMAGE = "image"
     CONTAINER = "container"
+
+
+_OBSTACLES = {
+    "ErrImageNeverPull": Obstacle.IMAGE,
+    "ErrImagePull": Obstacle.IMAGE,
+    "ImageInspectError": Obstacle.IMAGE,
+    "ImagePullBackOff": Obstacle.IMAGE,
+    "InvalidImageName": Obstacle.IMAGE,
+    "RegistryUnavailable": Obstacle.IMAGE,
+    "CrashLoopBackOff": Obstacle.CONTAINER,
+    "CreateContainerConfigError": Obstacle.CONTAINER,
+    "CreateContainerError": Obstacle.CONTAINER,
+    "CreatePodSandboxError": Obstacle.CONTAINER,
+    "RunContainerError": Obstacle.CONTAINER,
+}
+"""Reasons for which a container waits and will not start by itself."""
 
 
 class StartFailure(msgspec.Struct, frozen=True):
@@ -79,9 +74,9 @@ def start_failure(pod: Object) -> StartFailure | None:
         for container in status.get(field) or ():
             waiting = (container.get("state") or {}).get("waiting") or {}
             reason = waiting.get("reason") or ""
-            if reason in _IMAGE_FAILURES or reason in _CONTAINER_FAILURES:
+            if reason in _OBSTACLES:
                 return StartFailure(
-                    Obstacle.IMAGE if reason in _IMAGE_FAILURES else Obstacle.CONTAINER,
+                    _OBSTACLES[reason],
                     short(waiting.get("message")),
                     reason,
                     str(container.get("name") or ""),
