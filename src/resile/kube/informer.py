@@ -25,8 +25,6 @@ from resile.kube.kinds import Kind, Object
 
 log = logging.getLogger("resile.kube")
 
-DELETED = "DELETED"
-
 
 class Key(NamedTuple):
     namespace: str
@@ -92,7 +90,7 @@ async def list_and_watch(
                     answered = loop.time()
                     version = item["metadata"]["resourceVersion"]
                     if change != "BOOKMARK":
-                        yield Changed(item, deleted=change == DELETED)
+                        yield Changed(item, deleted=change == "DELETED")
             answered = loop.time()
             trouble = ""
         except KubeError as error:
@@ -172,10 +170,7 @@ class Informer:
         for key in before.keys() - found.keys():
             self._on_change(before[key])
         for key, item in found.items():
-            if _version(before.get(key)) != _version(item):
+            old = before.get(key)
+            if old is None or old["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
                 self._on_change(item)
         self._after_list()
-
-
-def _version(item: Object | None) -> str:
-    return "" if item is None else str(item["metadata"].get("resourceVersion", ""))
