@@ -131,16 +131,10 @@ class ClientHandshake(_Handshake):
         if not self._theirs:
             if self._got[:1] in (b"\x15", b"\x16"):  # a TLS alert or handshake record
                 raise HandshakeRefused(f"{self._who} speaks TLS, and no TLS is set up here")
-            if REFUSAL.startswith(self._got[: len(REFUSAL)]):
-                self._refused()
-                return b""
-            if not self._take_nonce():
+            if self._may_be_refused() or not self._take_nonce():
                 return b""
             answer = _proof(self._token, b"client", self._mine, self._theirs)
-        if REFUSAL.startswith(self._got[: len(REFUSAL)]):
-            self._refused()
-            return answer
-        if len(self._got) < len(ACCEPTED) + PROOF:
+        if self._may_be_refused() or len(self._got) < len(ACCEPTED) + PROOF:
             return answer
         accepted, proof = self._take(len(ACCEPTED)), self._take(PROOF)
         expected = _proof(self._token, b"server", self._mine, self._theirs)
@@ -149,6 +143,8 @@ class ClientHandshake(_Handshake):
         self.finished = True
         return answer
 
-    def _refused(self) -> None:
+    def _may_be_refused(self) -> bool:
+        """True if what came may be the beginning of REFUSAL. Raises HandshakeRefused once all of REFUSAL is there."""
         if self._got.startswith(REFUSAL):
             raise HandshakeRefused(f"{self._who} refused this peer: wrong or missing job token")
+        return REFUSAL.startswith(self._got)
