@@ -97,14 +97,11 @@ class RendezvousClient:
             except OSError as error:
                 self._broken = self._broken or f"the agent hung up: {error.strerror or error}"
             self._turn.wait_for(lambda: self._placed is not None or bool(self._broken), timeout)
-            return self._answer(timeout)
-
-    def _answer(self, timeout: float | None) -> WorkerAssignment:
-        if self._placed is not None:
-            return self._placed
-        if self._broken:
-            raise ConnectionBroken(self._broken)
-        raise TimeoutError(f"no round had a place for this process within {timeout:g} s")
+            if self._placed is not None:
+                return self._placed
+            if self._broken:
+                raise ConnectionBroken(self._broken)
+            raise TimeoutError(f"no round had a place for this process within {timeout:g} s")
 
     def complete(self, round_: Round, timeout: float) -> bool:
         """Report that all members of `round_` have taken the last step. After that, newcomers do not end the round.
@@ -115,11 +112,8 @@ class RendezvousClient:
         with contextlib.suppress(OSError):  # the agent hung up
             self._socket.sendall(encode(LastStepTaken(round=round_)))
         with self._turn:
-            self._turn.wait_for(
-                lambda: self._complete >= round_ or self.over(round_) or bool(self._broken),
-                timeout,
-            )
-            goes_on = self._complete >= round_ or not self.over(round_)
+            self._turn.wait_for(lambda: self.is_complete(round_) or self.over(round_) or bool(self._broken), timeout)
+            goes_on = self.is_complete(round_) or not self.over(round_)
             if goes_on:
                 self._left = round_
             return goes_on
@@ -147,19 +141,15 @@ class RendezvousClient:
             self._turn.notify_all()
 
     def _hear(self, message: Message) -> None:
-        match message:
-            case WorkerAssignment():
-                with self._turn:
+        with self._turn:
+            match message:
+                case WorkerAssignment():
                     self._placed = message
-                    self._turn.notify_all()
-            case RoundComplete():
-                with self._turn:
+                case RoundComplete():
                     self._complete = max(self._complete, message.round)
-                    self._turn.notify_all()
-            case RoundOver():
-                with self._turn:
+                case RoundOver():
                     self._over = max(self._over, message.round)
-                    self._turn.notify_all()
-                    matters = message.round > self._left
-                if matters:
-                    self._on_over(message.round)
+            self._turn.notify_all()
+            left = self._left
+        if isinstance(message, RoundOver) and message.round > left:
+            self._on_over(message.round)
