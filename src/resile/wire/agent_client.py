@@ -9,6 +9,7 @@ The receiver must tell them apart by `(worker, request)`, as every message may a
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import os
@@ -24,7 +25,6 @@ import msgspec
 from resile.api.ids import NO_ROUND, Round, Seconds
 from resile.common import unix_sockets
 from resile.protocol.agent_to_master import StepReport
-from resile.protocol.message import Message
 from resile.protocol.shards import (
     DatasetOpen,
     OpenDataset,
@@ -62,7 +62,6 @@ class AgentClient:
         self._path = path
         self._name = worker
         self._decoder = MessageDecoder(ShardAnswer)
-        self._held: StepReport | None = None
         self._start(worker)
         channel = weakref.ref(self)
 
@@ -79,11 +78,6 @@ class AgentClient:
         if not path or not worker:
             return None
         return _channel_of_process(path, worker)
-
-    @property
-    def worker(self) -> str:
-        """The name that this process gives to its agent. A forked child adds its pid to it."""
-        return self._worker
 
     # steps ------------------------------------------------------------------------------------------------------------
 
@@ -147,7 +141,8 @@ class AgentClient:
     # inside: all of it with the lock held -----------------------------------------------------------------------------
 
     def _start(self, worker: str) -> None:
-        self._worker = worker
+        self.worker = worker
+        """The name that this process gives to its agent. A forked child adds its pid to it."""
         self._turn = threading.Condition(threading.Lock())
         self._socket: socket.socket | None = None
         self._frames = FrameDecoder(MAX_FRAME)
@@ -157,7 +152,7 @@ class AgentClient:
         self._open: dict[int, bytes] = {}
         self._answers: dict[int, ShardAnswer] = {}
         self._late: dict[ShardMessage, list[int]] = {}
-        self._held = None
+        self._held: StepReport | None = None
         self._next_step = 0.0
         self._told_in: Round | None = None
         """The round of the last step that was reported."""
@@ -171,7 +166,7 @@ class AgentClient:
             inherited.close()
 
     def _tell_step(self) -> None:
-        if self._held is None or not self._connected():
+        if self._held is None or self._connected() is None:
             return
         self._write(b"")  # an agent that stood still may read again
         if self._socket is None or self._unsent:
@@ -187,20 +182,18 @@ class AgentClient:
                 del self._late[message]
             return number
         number = next(self._numbers)
-        frame = encode(msgspec.structs.replace(message, worker=self._worker, request=number), MAX_FRAME)
+        frame = encode(msgspec.structs.replace(message, worker=self.worker, request=number), MAX_FRAME)
         # Connect first: connecting sends the open requests, and this one must not go twice.
-        connected = self._connected()
+        line = self._connected()
         self._open[number] = frame
-        if connected:
+        if line is not None:
             self._write(frame)
         return number
 
-    def _connected(self) -> bool:
-        """Connect if there is no connection, without waiting. Returns True if there is a connection afterwards."""
-        if self._socket is not None:
-            return True
-        if time.monotonic() < self._next_call:
-            return False
+    def _connected(self) -> socket.socket | None:
+        """The connection. If there is none, connect without waiting. None if the agent cannot be reached now."""
+        if self._socket is not None or time.monotonic() < self._next_call:
+            return self._socket
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         line.setblocking(False)
         try:
@@ -208,10 +201,10 @@ class AgentClient:
         except OSError:
             line.close()
             self._next_call = time.monotonic() + RETRY
-            return False
+            return None
         self._socket, self._frames, self._unsent = line, FrameDecoder(MAX_FRAME), b""
-        self._write(encode(Attach(worker=self._worker)) + b"".join(self._open.values()))
-        return self._socket is not None
+        self._write(encode(Attach(worker=self.worker)) + b"".join(self._open.values()))
+        return self._socket
 
     def _write(self, data: bytes) -> None:
         """Send as many bytes as the kernel takes now. Later calls send the rest first, so a frame is never torn."""
@@ -232,11 +225,9 @@ class AgentClient:
 
         The lock is released during the wait. Without a connection this waits at most RETRY seconds.
         """
-        if not self._connected():
-            self._turn.wait(min(patience, RETRY))
-            return
-        line = self._socket
+        line = self._connected()
         if line is None:
+            self._turn.wait(min(patience, RETRY))
             return
         watch = select.poll()
         watch.register(line, select.POLLIN | (select.POLLOUT if self._unsent else 0))
@@ -264,11 +255,8 @@ class AgentClient:
         if not data:
             self._hang_up()
         for answer in answers:
-            self._note(answer)
-
-    def _note(self, answer: Message) -> None:
-        if isinstance(answer, ShardAnswer) and answer.request in self._open:
-            self._answers[answer.request] = answer
+            if isinstance(answer, ShardAnswer) and answer.request in self._open:
+                self._answers[answer.request] = answer
 
     def _hang_up(self) -> None:
         """Close the connection. A thread that waits for an answer wakes up and connects again."""
@@ -278,10 +266,8 @@ class AgentClient:
             return
         if self._reading:
             # If the descriptor were closed under another thread's poll, a new file could take its number.
-            try:
+            with contextlib.suppress(OSError):  # gone already, which wakes the reader as well
                 line.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return  # gone already, which wakes the reader as well
         else:
             line.close()
 
