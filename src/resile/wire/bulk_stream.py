@@ -16,7 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from resile.protocol.message import Message
 from resile.protocol.reports import ReplicaEndpoint
@@ -45,9 +45,8 @@ class BulkStream:
     def cut(self) -> None:
         """Shut the connection down. A thread that waits on it gets an error. Other threads call only this method."""
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(
-                self._socket, socket.SHUT_RDWR
-            )  # TLS's own `shutdown` may be called only by its own thread
+            # TLS's own `shutdown` may be called only by its own thread
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def say(self, message: Message, deadline: float) -> None:
         """Send one message. Raises OSError as `write` does."""
@@ -63,11 +62,9 @@ class BulkStream:
         body = bytearray(size)
         self.read(memoryview(body), deadline)
         try:
-            message: Any = MessageDecoder(kind).decode(bytes(body))
+            return cast("M", MessageDecoder(kind).decode(bytes(body)))
         except BadFrame as bad:
             raise ConnectionError(f"{self.peer} sent {bad}") from None
-        found: M = message
-        return found
 
     def write(self, data: memoryview, deadline: float) -> None:
         """Send `data`. Raises OSError if the connection breaks, the deadline passes, or the peer stalls (`STALL`)."""
@@ -99,15 +96,15 @@ class BulkStream:
             raise TimeoutError(f"{self.peer} {what} nothing for {STALL:g} s") from None
 
 
-def call(replica_endpoint: ReplicaEndpoint, token: bytes, timeout: float = HANDSHAKE_DEADLINE) -> BulkStream:
+def call(replica_endpoint: ReplicaEndpoint, token: bytes) -> BulkStream:
     """Connect to the agent at `replica_endpoint`. Returns once both sides have proved that they hold `token`.
 
     Raises CannotConnect if no agent answers in time, HandshakeRefused for a wrong token or certificate.
     """
     where = address(replica_endpoint.address, replica_endpoint.port)
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + HANDSHAKE_DEADLINE
     try:
-        sock = socket.create_connection((replica_endpoint.address, replica_endpoint.port), timeout)
+        sock = socket.create_connection((replica_endpoint.address, replica_endpoint.port), HANDSHAKE_DEADLINE)
     except OSError as error:
         raise CannotConnect(f"cannot connect to {where}: {error.strerror or error}") from None
     try:
@@ -117,11 +114,10 @@ def call(replica_endpoint: ReplicaEndpoint, token: bytes, timeout: float = HANDS
         _send(sock, client.hello, deadline)
         _shake(sock, client, deadline)
         return BulkStream(sock, f"the agent at {where}")
-    except HandshakeRefused:
-        sock.close()
-        raise
     except OSError as error:
         sock.close()
+        if isinstance(error, HandshakeRefused):
+            raise
         raise CannotConnect(f"the agent at {where} did not finish the handshake: {error}") from None
 
 
