@@ -29,7 +29,7 @@ from resile.protocol.agent_to_master import Hello, Join
 from resile.protocol.master_to_agent import MasterMessage, Refused, RoundFormed, RoundOver, Welcome
 from resile.protocol.message import PROTOCOL
 from resile.protocol.reports import RendezvousConfig
-from resile.wire.frames import HEARTBEAT_FRAME, MAX_ANSWER, MAX_FRAME
+from resile.wire.frames import HEARTBEAT_FRAME
 from resile.wire.job_directory import JobDirectory
 from resile.wire.transport import CallingConnection, Connection, Endpoint
 
@@ -137,8 +137,6 @@ class Players:
             decode=MasterMessage,
             on_message=self._hear,
             on_close=self._closed,
-            max_receive=MAX_ANSWER,
-            max_send=MAX_FRAME,
         )
         begun = time.monotonic()
         gate = asyncio.Semaphore(AT_ONCE)

@@ -27,9 +27,10 @@ from resile.protocol.commands import Answer, Ask, Failed, ToMaster
 from resile.protocol.job_changes import Stop
 from resile.protocol.master_to_agent import RoundOver
 from resile.protocol.message import Message
-from resile.wire.connection import Connection, serve
+from resile.wire.connection import serve
 from resile.wire.frames import HEARTBEAT_FRAME, PREFIX, MessageDecoder, encode
 from resile.wire.handshake import ClientHandshake
+from resile.wire.transport import Connection
 
 HEARTBEAT_EVERY = 0.625
 """Seconds between the heartbeats of one agent: the default recovery budget's share."""

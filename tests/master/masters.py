@@ -21,8 +21,9 @@ from resile.protocol.commands import Answer, Ask, Command, FromMaster, JobStatus
 from resile.protocol.master_to_agent import Welcome
 from resile.protocol.message import PROTOCOL, Message
 from resile.protocol.reports import RendezvousConfig
-from resile.wire.connection import CannotConnect, Connection, connect
+from resile.wire.connection import connect
 from resile.wire.job_directory import JobDirectory
+from resile.wire.transport import CannotConnect, Connection
 
 PATIENCE = 30.0
 BARE = JobSpec(name="job", kind=RUN_KIND, timeouts=derive())

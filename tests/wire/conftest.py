@@ -21,7 +21,6 @@ async def serving() -> AsyncIterator[Serve]:
             "127.0.0.1",
             0,
             **{"token": TOKEN, "decode": ToMaster, **options},
-            on_open=ear.on_open,
             on_message=ear.on_message,
             on_close=ear.on_close,
             on_refused=ear.on_refused,

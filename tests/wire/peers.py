@@ -10,8 +10,9 @@ from resile.protocol.agent_to_master import Heartbeat
 from resile.protocol.commands import Answer, Ask, Failed, FromMaster
 from resile.protocol.job_changes import Stop
 from resile.protocol.message import Message
-from resile.wire.connection import Connection, Server, connect
+from resile.wire.connection import Server, connect
 from resile.wire.handshake import ClientHandshake
+from resile.wire.transport import Connection
 
 TOKEN = b"a token that nobody guesses"
 
@@ -20,15 +21,11 @@ class Ear:
     """Callbacks that keep what they hear, and a way to wait for it."""
 
     def __init__(self) -> None:
-        self.opened: list[Connection] = []
         self.messages: list[Message] = []
+        self.ended: list[Connection] = []
         self.closed: list[str] = []
         self.refused: list[str] = []
         self._heard = asyncio.Event()
-
-    def on_open(self, connection: Connection) -> None:
-        self.opened.append(connection)
-        self._heard.set()
 
     def on_message(self, connection: Connection, message: Message) -> None:
         self.messages.append(message)
@@ -37,6 +34,7 @@ class Ear:
             connection.send(Answer(request=message.request, result=Failed(error=message.command.because)))
 
     def on_close(self, connection: Connection, because: str) -> None:
+        self.ended.append(connection)
         self.closed.append(because)
         self._heard.set()
 
@@ -93,6 +91,11 @@ class Place:
     def __init__(self, server: Server, ear: Ear) -> None:
         self.server, self.ear = server, ear
         self._peers: list[Peer] = []
+
+    @property
+    def opened(self) -> list[Connection]:
+        """All connections whose peers have proved that they hold the token, even those that have ended."""
+        return [*self.ear.ended, *self.server.connections]
 
     async def raw(self) -> Peer:
         peer = Peer(*await asyncio.open_connection("127.0.0.1", self.server.port))

@@ -24,8 +24,9 @@ from resile.protocol.shards import DatasetOpen, OpenDataset, ShardGranted, Shard
 from resile.protocol.worker_to_agent import Attach, WorkerMessage
 from resile.wire.agent_client import STEP_INTERVAL, AgentClient, AgentNotAnswering
 from resile.wire.agent_socket import AgentSocket, serve_local
-from resile.wire.connection import CannotListen, Connection
+from resile.wire.connection import CannotListen
 from resile.wire.frames import MAX_FRAME, FrameDecoder, MessageDecoder, encode
+from resile.wire.transport import Connection
 from tests.wire.peers import Ear
 
 OPEN = OpenDataset(worker="", request=0, name="d", size=10, shard_size=2)
@@ -49,11 +50,7 @@ class Agent(Ear):
 
     async def start(self) -> None:
         self.server = await serve_local(
-            self.path,
-            on_open=self.on_open,
-            on_message=self.on_message,
-            on_close=self.on_close,
-            on_refused=self.on_refused,
+            self.path, on_message=self.on_message, on_close=self.on_close, on_refused=self.on_refused
         )
 
     async def stop(self) -> None:
@@ -105,7 +102,7 @@ async def test_a_process_attaches_and_its_first_step_goes_out_at_once(agent: Age
     assert attach == Attach(worker="w0")
     assert isinstance(step, StepReport)
     assert (step.round, step.step, step.total) == (3, 7, 100)
-    assert agent.opened[0].peer == f"pid {os.getpid()}"
+    assert [connection.peer for connection in agent.server.connections] == [f"pid {os.getpid()}"]
 
 
 async def test_many_steps_are_told_seldom_but_the_newest_is_told(agent: Agent, channel: AgentClient) -> None:
@@ -360,7 +357,8 @@ async def test_a_process_of_another_user_is_turned_away(agent: Agent, monkeypatc
         stranger.connect(str(agent.path))
         await agent.until(lambda: agent.refused)
     assert agent.refused == ["the process with pid 77 belongs to user 12345, not to ours"]
-    assert not agent.opened
+    assert not agent.server.connections
+    assert not agent.closed
 
 
 async def test_the_sockets_directory_is_closed_to_others(agent: Agent, tmp_path: Path) -> None:

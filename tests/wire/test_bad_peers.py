@@ -7,10 +7,9 @@ import pytest
 from resile.protocol.agent_to_master import NodeFinished
 from resile.protocol.commands import MAX_EVENTS, Ask, Events
 from resile.protocol.master_to_agent import JobOver
-from resile.wire.connection import HandshakeRefused
 from resile.wire.frames import MAX_FRAME, PREFIX, encode
-from resile.wire.handshake import MAGIC, REFUSAL, ClientHandshake
-from tests.wire.peers import Place, Serve
+from resile.wire.handshake import MAGIC, REFUSAL, ClientHandshake, HandshakeRefused
+from tests.wire.peers import Place, soon
 
 
 def frame(body: bytes) -> bytes:
@@ -26,9 +25,14 @@ async def test_garbage_instead_of_a_handshake(place: Place, garbage: bytes) -> N
     assert place.ear.refused[0].endswith("does not speak resile's protocol")
     if len(garbage) < 10_000:  # unread bytes reset the connection, and the refusal may be lost with it
         assert await raw.hear_all() == REFUSAL
-    assert not place.ear.opened
+    assert not place.opened
     await place.check_still_serves()
     assert len(place.ear.refused) == 1
+
+
+@pytest.fixture
+def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resile.wire.transport.HANDSHAKE_DEADLINE", 0.1)
 
 
 @pytest.mark.parametrize("limit", [-1, 0, MAX_EVENTS + 1])
@@ -57,12 +61,12 @@ async def test_a_wrong_token(place: Place) -> None:
     assert str(refused.value) == expected
     assert len(place.ear.refused) == 1
     assert place.ear.refused[0].endswith("has a wrong or missing job token")
-    assert not place.ear.opened
+    assert not place.opened
     await place.check_still_serves()
 
 
-async def test_no_token_at_all_runs_into_the_deadline(serving: Serve) -> None:
-    place = await serving(deadline=0.1)
+@pytest.mark.usefixtures("short_deadline")
+async def test_no_token_at_all_runs_into_the_deadline(place: Place) -> None:
     raw = await place.raw()
     raw.say(ClientHandshake(b"none", "s").hello)
     assert (await raw.hear(len(MAGIC) + 32)).startswith(MAGIC)
@@ -71,8 +75,8 @@ async def test_no_token_at_all_runs_into_the_deadline(serving: Serve) -> None:
     await place.check_still_serves()
 
 
-async def test_a_peer_that_says_nothing_runs_into_the_deadline(serving: Serve) -> None:
-    place = await serving(deadline=0.1)
+@pytest.mark.usefixtures("short_deadline")
+async def test_a_peer_that_says_nothing_runs_into_the_deadline(place: Place) -> None:
     raw = await place.raw()
     assert await raw.hear_all() == b""
     assert place.ear.refused[0].endswith("did not finish the handshake within 0.1 s")
@@ -94,13 +98,13 @@ async def test_a_replayed_handshake(place: Place) -> None:
     good.say(shake.hello)
     proof = shake.feed(await good.hear(len(MAGIC) + 32))
     good.say(proof)
-    await place.ear.until(lambda: place.ear.opened)
+    await soon(lambda: place.opened)
 
     thief = await place.raw()
     thief.say(shake.hello + proof)
     assert await thief.hear_all() == REFUSAL
     assert place.ear.refused[0].endswith("has a wrong or missing job token")
-    assert len(place.ear.opened) == 1
+    assert len(place.opened) == 1
     await place.check_still_serves()
 
 
@@ -137,7 +141,7 @@ async def test_bad_messages_after_a_good_handshake(place: Place, said: bytes, se
     raw.say(said)
     assert await raw.hear_all() == b""
     await place.ear.until(lambda: place.ear.closed)
-    assert place.ear.closed == [f"the peer at {place.ear.opened[0].peer} {sentence}"]
+    assert place.ear.closed == [f"the peer at {place.opened[0].peer} {sentence}"]
     assert place.ear.messages == [NodeFinished(round=7)]
     await place.check_still_serves()
 
@@ -148,7 +152,7 @@ async def test_a_message_cut_short_by_the_end(place: Place) -> None:
     raw.say(encode(NodeFinished(round=7))[:-1])
     raw.writer.write_eof()
     await place.ear.until(lambda: place.ear.closed)
-    peer = place.ear.opened[0].peer
+    peer = place.opened[0].peer
     assert place.ear.closed == [f"the peer at {peer} closed the connection in the middle of a message"]
     assert not place.ear.messages
     await place.check_still_serves()

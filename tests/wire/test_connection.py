@@ -13,17 +13,10 @@ from resile.protocol.commands import Answer, Ask, Failed, FromMaster, ToMaster
 from resile.protocol.job_changes import Stop
 from resile.protocol.master_to_agent import RoundOver
 from resile.protocol.message import Message
-from resile.wire.connection import (
-    BadFrame,
-    CannotConnect,
-    CannotListen,
-    Connection,
-    HandshakeRefused,
-    connect,
-    encode,
-    serve,
-)
-from resile.wire.frames import HEARTBEAT_FRAME, MAX_FRAME, PREFIX
+from resile.wire.connection import KEEPALIVE_IDLE, CannotListen, connect, serve
+from resile.wire.frames import HEARTBEAT_FRAME, MAX_FRAME, PREFIX, BadFrame, encode
+from resile.wire.handshake import HandshakeRefused
+from resile.wire.transport import CannotConnect, Connection
 from tests.wire.peers import TOKEN, Ear, Place, Serve, soon
 
 
@@ -49,14 +42,14 @@ async def test_one_encoded_frame_goes_to_many(place: Place) -> None:
 
 async def test_the_end_is_told_once_on_both_sides(place: Place) -> None:
     connection, ear = await place.call()
-    await place.ear.until(lambda: place.ear.opened)
-    assert place.ear.opened[0].peer.startswith("127.0.0.1:")
+    await soon(lambda: place.opened)
+    assert place.opened[0].peer.startswith("127.0.0.1:")
     connection.close("enough")
     await connection.wait_closed()
     await connection.wait_closed()
     await place.ear.until(lambda: place.ear.closed)
     assert ear.closed == ["enough"]
-    assert place.ear.closed == [f"the peer at {place.ear.opened[0].peer} closed the connection"]
+    assert place.ear.closed == [f"the peer at {place.opened[0].peer} closed the connection"]
     assert not place.server.connections
     connection.send(Heartbeat())
     connection.abort()
@@ -65,10 +58,10 @@ async def test_the_end_is_told_once_on_both_sides(place: Place) -> None:
 
 async def test_what_was_sent_before_close_arrives(place: Place) -> None:
     _, ear = await place.call()
-    await place.ear.until(lambda: place.ear.opened)
+    await soon(lambda: place.opened)
     big = Answer(request=1, result=Failed(error="x" * 5_000_000))
-    place.ear.opened[0].send(big)
-    place.ear.opened[0].close()
+    place.opened[0].send(big)
+    place.opened[0].close()
     await ear.until(lambda: ear.closed)
     assert ear.messages == [big]
     assert ear.closed == [f"the server at 127.0.0.1:{place.server.port} closed the connection"]
@@ -77,21 +70,20 @@ async def test_what_was_sent_before_close_arrives(place: Place) -> None:
 async def test_an_abort_is_seen_as_a_broken_connection(place: Place) -> None:
     raw = await place.raw()
     await raw.shake()
-    await place.ear.until(lambda: place.ear.opened)
+    await soon(lambda: place.opened)
     raw.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     raw.writer.transport.abort()
     await place.ear.until(lambda: place.ear.closed)
-    peer = place.ear.opened[0].peer
+    peer = place.opened[0].peer
     assert place.ear.closed == [f"the connection to the peer at {peer} broke: Connection reset by peer"]
 
 
-async def test_a_peer_that_does_not_read_is_dropped(serving: Serve) -> None:
-    place = await serving(unsent_limit=100_000)
+async def test_a_peer_that_does_not_read_is_dropped(place: Place) -> None:
     raw = await place.raw()
     await raw.shake()
     raw.writer.transport.pause_reading()
-    await place.ear.until(lambda: place.ear.opened)
-    stuck = place.ear.opened[0]
+    await soon(lambda: place.opened)
+    stuck = place.opened[0]
     frame = encode(Answer(request=1, result=Failed(error="x" * 500_000)))
     for _ in range(100):
         stuck.send_frame(frame)
@@ -153,14 +145,14 @@ async def test_a_closed_server_lets_nobody_in_who_was_still_proving_himself(plac
     place.server.close()
     assert await raw.hear_all() == b""
     assert place.ear.refused == ["the server stopped"]
-    assert not place.ear.opened
+    assert not place.opened
 
 
 async def test_bytes_that_look_like_a_heartbeat_inside_a_message_are_not_one(place: Place) -> None:
     raw = await place.raw()
     await raw.shake()
-    await place.ear.until(lambda: place.ear.opened)
-    connection = place.ear.opened[0]
+    await soon(lambda: place.opened)
+    connection = place.opened[0]
     raw.say(len(HEARTBEAT_FRAME).to_bytes(PREFIX, "big"))
     await soon(lambda: connection._decoder.partial)
     raw.say(HEARTBEAT_FRAME)
@@ -233,21 +225,20 @@ async def test_a_server_without_the_token_is_seen_through(serving: Serve) -> Non
         await place.call()
 
 
-async def test_the_kernel_watches_accepted_connections(serving: Serve) -> None:
-    place = await serving(user_timeout=1.5)
-    connection, _ = await place.call(user_timeout=2.5)
-    await place.ear.until(lambda: place.ear.opened)
-    for end, timeout in ((place.ear.opened[0], 1500), (connection, 2500)):
+async def test_the_kernel_watches_accepted_connections(place: Place) -> None:
+    connection, _ = await place.call()
+    await soon(lambda: place.opened)
+    for end in (place.opened[0], connection):
         assert end._transport is not None
         sock = end._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == timeout
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == KEEPALIVE_IDLE
 
 
 async def test_a_burst_of_connections_is_served_without_a_task_each(place: Place) -> None:
     calls = await asyncio.gather(*(place.call() for _ in range(500)))
-    await place.ear.until(lambda: len(place.ear.opened) == 500)
+    await soon(lambda: len(place.opened) == 500)
     assert len(place.server.connections) == 500
     assert len(asyncio.all_tasks()) == 1
     for connection, _ in calls:

@@ -11,10 +11,12 @@ import pytest
 
 from resile.protocol.agent_to_master import NodeFinished
 from resile.protocol.commands import FromMaster
-from resile.wire.connection import CannotConnect, HandshakeRefused, connect
+from resile.wire.connection import connect
+from resile.wire.handshake import HandshakeRefused
 from resile.wire.tls import BadTLS, client_context, server_context
+from resile.wire.transport import CannotConnect
 from tests.support.certificates import Authority
-from tests.wire.peers import TOKEN, Serve
+from tests.wire.peers import TOKEN, Serve, soon
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def authority(tmp_path: Path) -> Authority:
 
 async def test_messages_travel_over_tls(serving: Serve, authority: Authority) -> None:
     place = await serving(tls=server_context(*authority.issue("server")))
-    connection, _ = await place.call(tls=client_context(authority.file), user_timeout=2)
+    connection, _ = await place.call(tls=client_context(authority.file))
     connection.send(NodeFinished(round=1))
     await place.ear.until(lambda: place.ear.messages)
     assert place.ear.messages == [NodeFinished(round=1)]
@@ -49,7 +51,7 @@ async def test_a_server_of_another_authority_is_not_trusted(
         match=rf"^the server at 127.0.0.1:{place.server.port} showed a certificate that fails: unable to get local",
     ):
         await place.call(tls=client_context(Authority(tmp_path, "theirs").file))
-    assert not place.ear.opened
+    assert not place.opened
     await place.check_still_serves(tls=client_context(authority.file))
 
 
@@ -107,7 +109,7 @@ async def test_with_mutual_tls_a_client_needs_a_certificate(serving: Serve, auth
     place = await serving(tls=server_context(*authority.issue("server"), client_ca=authority.file))
     with pytest.raises(CannotConnect, match=r"without a word, as one that expects a client certificate does$"):
         await place.call(tls=client_context(authority.file))
-    assert not place.ear.opened
+    assert not place.opened
     certificate, key = authority.issue("client")
     await place.check_still_serves(tls=client_context(authority.file, certificate=certificate, key=key))
 
@@ -184,8 +186,8 @@ async def test_the_end_of_a_killed_peer_is_heard_and_a_frozen_one_is_let_go(
         await asyncio.wait_for(peer.stdout.readline(), 60)
         peer.send_signal(how)
         if how is signal.SIGSTOP:
-            await place.ear.until(lambda: place.ear.opened)
-            place.ear.opened[0].close()
+            await soon(lambda: place.opened)
+            place.opened[0].close()
         await place.ear.until(lambda: place.ear.closed)  # asyncio itself would wait 30 s for a farewell
     finally:
         with contextlib.suppress(ProcessLookupError):

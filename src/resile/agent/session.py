@@ -21,11 +21,12 @@ from resile.common.backoff import Backoff
 from resile.protocol.agent_to_master import Heartbeat, Hello
 from resile.protocol.master_to_agent import MasterMessage
 from resile.protocol.message import Message
-from resile.wire.connection import CannotConnect, Connection, connect
+from resile.wire.connection import connect
 from resile.wire.frames import encode
 from resile.wire.handshake import HandshakeRefused
 from resile.wire.job_directory import DirectoryError
 from resile.wire.tls import BadTLS
+from resile.wire.transport import CannotConnect, Connection
 
 log = logging.getLogger("resile.agent")
 

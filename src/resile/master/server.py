@@ -17,8 +17,8 @@ from resile.protocol.agent_to_master import Heartbeat, Hello, StandbyReport
 from resile.protocol.commands import Answer, Ask, Command, Result, ToMaster
 from resile.protocol.master_to_agent import JobOver, MasterMessage, Refused, Welcome
 from resile.protocol.message import PROTOCOL
-from resile.wire.connection import Connection
 from resile.wire.frames import encode
+from resile.wire.transport import Connection
 
 log = logging.getLogger("resile.master")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from resile.common import unix_sockets
 from resile.protocol.worker_to_agent import WorkerMessage
 from resile.wire.connection import CannotListen, Server
-from resile.wire.transport import Connection, Endpoint, OnClose, OnMessage, OnOpen, OnRefused, nothing
+from resile.wire.transport import Connection, Endpoint, OnClose, OnMessage, OnRefused, nothing
 
 BACKLOG = 256
 """Connections that wait to be accepted: more than one node's processes with their data loaders."""
@@ -35,7 +35,6 @@ async def serve_local(
     *,
     on_message: OnMessage,
     on_close: OnClose = nothing,
-    on_open: OnOpen = nothing,
     on_refused: OnRefused = nothing,
 ) -> AgentSocket:
     """Listen on the Unix socket `path`. Makes its directory (mode 0700) if needed. Replaces a stale socket.
@@ -44,14 +43,7 @@ async def serve_local(
     `Attach` or `WorkerReady`. Raises CannotListen if the directory cannot be made, belongs to another user or is open
     to others.
     """
-    endpoint = Endpoint(
-        token=None,
-        decode=WorkerMessage,
-        on_message=on_message,
-        on_close=on_close,
-        on_open=on_open,
-        on_refused=on_refused,
-    )
+    endpoint = Endpoint(None, WorkerMessage, on_message, on_close, on_refused)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _make_room(path)

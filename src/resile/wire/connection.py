@@ -9,11 +9,9 @@ import ssl
 from typing import Any
 
 from resile.api.ids import Seconds
-from resile.wire.frames import MAX_ANSWER, MAX_FRAME, BadFrame, encode
 from resile.wire.handshake import HANDSHAKE_DEADLINE, HandshakeRefused
 from resile.wire.transport import (
     LINGER,
-    UNSENT_LIMIT,
     CallingConnection,
     CannotConnect,
     Connection,
@@ -21,23 +19,10 @@ from resile.wire.transport import (
     OnBadMessage,
     OnClose,
     OnMessage,
-    OnOpen,
     OnRefused,
     address,
     nothing,
 )
-
-__all__ = [
-    "BadFrame",
-    "CannotConnect",
-    "CannotListen",
-    "Connection",
-    "HandshakeRefused",
-    "Server",
-    "connect",
-    "encode",
-    "serve",
-]
 
 BACKLOG = 8192
 """Connections that the kernel holds until they are accepted (capped by net.core.somaxconn), since all agents connect at
@@ -58,18 +43,15 @@ class Server:
         self._endpoint = endpoint
         self._listener = listener
         self.port = port
-
-    @property
-    def connections(self) -> set[Connection]:
+        self.connections = endpoint.connections
         """The open connections whose handshake is finished. This is the server's own set, so do not change it."""
-        return self._endpoint.connections
 
     def close(self) -> None:
         """Stop listening and close every connection; `on_close` is called for each."""
         self._listener.close()
         for stranger in tuple(self._endpoint.opening):
             stranger.abort("the server stopped")
-        for connection in tuple(self._endpoint.connections):
+        for connection in tuple(self.connections):
             connection.close("the server stopped")
 
 
@@ -81,57 +63,48 @@ async def serve(
     decode: Any,
     on_message: OnMessage,
     on_close: OnClose = nothing,
-    on_open: OnOpen = nothing,
     on_refused: OnRefused = nothing,
     on_bad_message: OnBadMessage = nothing,
     tls: ssl.SSLContext | None = None,
-    backlog: int = BACKLOG,
-    user_timeout: float | None = None,
-    deadline: float = HANDSHAKE_DEADLINE,
-    max_frame: int = MAX_FRAME,
-    unsent_limit: int = UNSENT_LIMIT,
 ) -> Server:
     """Listen on `host:port` (port 0 takes a free one, an empty host all IPv4 addresses).
 
-    `on_open(connection)` is called when a peer has proved that it holds `token`. Then `on_message(connection, message)`
-    is called for every message, even a heartbeat. `on_close(connection, because)` is called once, however the
-    connection ends. `on_refused(peer, because)` is called if a peer does not prove that it holds `token`. If a TLS
-    handshake fails, nothing is called, because asyncio does not report it. `on_bad_message(connection, body)` is called
-    for bytes that are no message of `decode`. The owner can answer them before the connection ends.
+    When a peer has proved that it holds `token`, `on_message(connection, message)` is called for every message, even a
+    heartbeat. `on_close(connection, because)` is called once, however the connection ends. `on_refused(peer, because)`
+    is called if a peer does not prove that it holds `token`. If a TLS handshake fails, nothing is called, because
+    asyncio does not report it. `on_bad_message(connection, body)` is called for bytes that are no message of `decode`.
+    The owner can answer them before the connection ends.
 
-    `decode` is the message type, or union of types, that peers may send. `tls` comes from `resile.wire.tls`. The kernel
-    ends a connection if sent bytes stay unacknowledged for `user_timeout` seconds. A peer has `deadline` seconds to
-    prove that it holds `token`. A peer that leaves `unsent_limit` bytes unread is disconnected.
+    `decode` is the message type, or union of types, that peers may send. `tls` comes from `resile.wire.tls`.
 
     Raises:
         CannotListen: the address is in use, not ours or not resolvable.
     """
-    endpoint = Endpoint(
-        token=token,
-        decode=decode,
-        on_message=on_message,
-        on_close=on_close,
-        on_open=on_open,
-        on_refused=on_refused,
-        on_bad_message=on_bad_message,
-        max_receive=max_frame,
-        deadline=deadline,
-        unsent_limit=unsent_limit,
-    )
-    listener = await _listen(host, port, endpoint.loop)
+    endpoint = Endpoint(token, decode, on_message, on_close, on_refused, on_bad_message)
     try:
-        _look_after(listener, user_timeout)  # Linux hands these options on to every accepted connection
-        server = await endpoint.loop.create_server(
-            lambda: Connection(endpoint),
-            sock=listener,
-            backlog=backlog,
-            ssl=tls,
-            ssl_handshake_timeout=deadline if tls else None,
-            ssl_shutdown_timeout=LINGER if tls else None,  # a silent peer does not answer the shutdown
+        found = await endpoint.loop.getaddrinfo(
+            host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-    except BaseException:
-        listener.close()
-        raise
+        # One socket for the name, IPv4 first, as most addresses in manifests and environments are.
+        family, kind, proto, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        listener = socket.socket(family, kind, proto)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted master takes its port at once
+            _look_after(listener)  # Linux hands these options on to every accepted connection
+            listener.bind(place)
+            server = await endpoint.loop.create_server(
+                lambda: Connection(endpoint),
+                sock=listener,
+                backlog=BACKLOG,
+                ssl=tls,
+                ssl_handshake_timeout=HANDSHAKE_DEADLINE if tls else None,
+                ssl_shutdown_timeout=LINGER if tls else None,  # a silent peer does not answer the shutdown
+            )
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {address(host, port)}: {_reason(error)}") from None
     return Server(endpoint, server, listener.getsockname()[1])
 
 
@@ -146,8 +119,6 @@ async def connect(
     tls: ssl.SSLContext | None = None,
     server_name: str | None = None,
     timeout: float = HANDSHAKE_DEADLINE,  # noqa: ASYNC109 (it raises CannotConnect with a sentence, not a bare TimeoutError)
-    user_timeout: float | None = None,
-    max_frame: int = MAX_ANSWER,
 ) -> Connection:
     """Connect to `host:port` and return once both sides have proved that they hold `token`. Tries once.
 
@@ -161,14 +132,7 @@ async def connect(
         CannotConnect: no server there, or no answer in time; trying again may help.
         HandshakeRefused: wrong token, or not a resile server; trying again will not help.
     """
-    endpoint = Endpoint(
-        token=token,
-        decode=decode,
-        on_message=on_message,
-        on_close=on_close,
-        max_receive=max_frame,
-        max_send=MAX_FRAME,
-    )
+    endpoint = Endpoint(token, decode, on_message, on_close)
     where = address(host, port)
     connection = CallingConnection(endpoint, where)
     try:
@@ -181,7 +145,7 @@ async def connect(
                 server_hostname=(server_name or host) if tls else None,
                 ssl_shutdown_timeout=LINGER if tls else None,
             )
-            _look_after(transport.get_extra_info("socket"), user_timeout)
+            _look_after(transport.get_extra_info("socket"))
             return await connection.done
     except TimeoutError:
         connection.abort()
@@ -201,33 +165,12 @@ async def connect(
         raise
 
 
-async def _listen(host: str, port: int, loop: asyncio.AbstractEventLoop) -> socket.socket:
-    where = address(host, port)
-    try:
-        found = await loop.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # One socket for the name, IPv4 first, as most addresses in manifests and environments are.
-        family, kind, proto, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-        listener = socket.socket(family, kind, proto)
-    except OSError as error:
-        raise CannotListen(f"cannot listen on {where}: {_reason(error)}") from None
-    try:
-        listener.setblocking(False)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted master takes its port at once
-        listener.bind(place)
-    except OSError as error:
-        listener.close()
-        raise CannotListen(f"cannot listen on {where}: {_reason(error)}") from None
-    return listener
-
-
-def _look_after(sock: socket.socket, user_timeout: float | None) -> None:
+def _look_after(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(KEEPALIVE_IDLE))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(KEEPALIVE_INTERVAL))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
-    if user_timeout is not None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(user_timeout * 1000))
 
 
 def _reason(error: OSError) -> str:

@@ -11,11 +11,12 @@ Measured with 10,000 agents and a heartbeat each every 0.625 s: 0.1 to 0.3 of a 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from resile.api.ids import Bytes, MiB, Seconds
 from resile.protocol.message import Message
@@ -36,7 +37,6 @@ class CannotConnect(ConnectionError):
     """The peer did not answer, and trying again may help; the text is one sentence."""
 
 
-OnOpen = Callable[["Connection"], None]
 OnMessage = Callable[["Connection", Any], None]
 OnClose = Callable[["Connection", str], None]
 OnRefused = Callable[[str, str], None]
@@ -47,60 +47,38 @@ def nothing(*_: object) -> None:
     """Do nothing: the default of callbacks that an owner does not need."""
 
 
+@dataclasses.dataclass(eq=False)
 class Endpoint:
-    """Settings and callbacks that all connections of one server share. A client has one for its only connection."""
+    """Settings and callbacks that all connections of one server share. A client has one for its only connection.
 
-    def __init__(
-        self,
-        *,
-        token: bytes | None,
-        decode: Any,
-        on_message: OnMessage,
-        on_close: OnClose,
-        on_open: OnOpen = nothing,
-        on_refused: OnRefused = nothing,
-        on_bad_message: OnBadMessage = nothing,
-        max_receive: int = MAX_FRAME,
-        max_send: int = MAX_ANSWER,
-        unsent_limit: int = UNSENT_LIMIT,
-        deadline: float = HANDSHAKE_DEADLINE,
-    ) -> None:
-        """Set what the connections share. The callbacks are those of `resile.wire.connection.serve`.
+    The callbacks are those of `resile.wire.connection.serve`.
+    """
 
-        If `token` is None, there is no handshake. Then the credentials of the peer on its Unix socket are checked.
-        """
-        if token is not None and not token:
+    token: bytes | None
+    """If it is None, there is no handshake. Then the credentials of the peer on its Unix socket are checked."""
+    decode: dataclasses.InitVar[Any]
+    on_message: OnMessage
+    on_close: OnClose
+    on_refused: OnRefused = nothing
+    on_bad_message: OnBadMessage = nothing
+
+    def __post_init__(self, decode: Any) -> None:
+        if self.token == b"":
             raise ValueError("the job token is empty")
         self.loop = asyncio.get_running_loop()
-        self.token = token
         self.decoder = MessageDecoder(decode)
-        self.on_message = on_message
-        self.on_close = on_close
-        self.on_open = on_open
-        self.on_refused = on_refused
-        self.on_bad_message = on_bad_message
-        self.max_receive = max_receive
-        self.max_send = max_send
-        self.unsent_limit = unsent_limit
-        self.deadline = deadline
         self.buffer = memoryview(bytearray(RECEIVE_BUFFER))
         self.connections: set[Connection] = set()
         self.opening: set[Connection] = set()
         """Connections whose peers have not yet proved that they hold the token."""
 
 
-class _Opening(NamedTuple):
-    handshake: ServerHandshake | ClientHandshake
-    timer: asyncio.TimerHandle | None = None
-    """On the server's side: ends a slow handshake. None on the client's side, where `connect` has a time-out."""
-    done: asyncio.Future[Connection] | None = None
-    """On the client's side: the future for which `connect` waits. None on the server's side."""
-
-
 class Connection(asyncio.BufferedProtocol):
     """One connection to a peer, from the handshake on. Made by `serve`, `connect` and `serve_local`, not by hand."""
 
-    __slots__ = ("_because", "_closed", "_decoder", "_endpoint", "_opening", "_transport", "_who", "owner", "peer")
+    __slots__ = ("_because", "_closed", "_decoder", "_endpoint", "_handshake", "_timer", "_transport", "owner", "peer")
+
+    _max_receive, _max_send = MAX_FRAME, MAX_ANSWER
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.peer = "nowhere"
@@ -108,10 +86,11 @@ class Connection(asyncio.BufferedProtocol):
         self.owner: Any = None
         """Free for the owner of the connection, to keep what it knows of this peer."""
         self._endpoint = endpoint
-        self._decoder = FrameDecoder(endpoint.max_receive)
-        self._opening: _Opening | None = None
+        self._decoder = FrameDecoder(self._max_receive)
+        self._handshake: ServerHandshake | ClientHandshake | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Ends a slow handshake. None on the client's side, where `connect` has a time-out."""
         self._transport: asyncio.Transport | None = None
-        self._who = "the peer at nowhere"
         self._because: str | None = None
         self._closed: asyncio.Future[None] | None = None
 
@@ -133,13 +112,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def send(self, message: Message) -> None:
         """Send without waiting. Does nothing if the connection has ended. Raises BadFrame if `message` is too long."""
-        self.send_frame(encode(message, self._endpoint.max_send))
+        self.send_frame(encode(message, self._max_send))
 
     def send_frame(self, frame: bytes) -> None:
         """Like `send`, but for a frame that `encode` has made. The same frame can go to many peers."""
         if self._because is not None or self._transport is None or self._transport.is_closing():
             return
-        if self._transport.get_write_buffer_size() > self._endpoint.unsent_limit:
+        if self._transport.get_write_buffer_size() > UNSENT_LIMIT:
             self.abort(f"{self._who} does not read what it is sent")
             return
         self._transport.write(frame)
@@ -156,8 +135,7 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self, because: str = "closed here") -> None:
         """End the connection at once; what was not sent yet is lost. `on_close` is called then."""
         if self._transport is not None:
-            if self._because is None:
-                self._because = because
+            self._because = self._because or because
             self._transport.abort()
 
     async def wait_closed(self) -> None:
@@ -174,14 +152,13 @@ class Connection(asyncio.BufferedProtocol):
         endpoint = self._endpoint
         self._transport = cast("asyncio.Transport", transport)
         self.peer = _peer_of(transport)
-        self._who = f"the {'peer at' if endpoint.token else 'process with'} {self.peer}"
         if endpoint.token is not None:
-            timer = endpoint.loop.call_later(endpoint.deadline, self._too_late)
-            self._opening = _Opening(ServerHandshake(endpoint.token, self.peer), timer)
+            self._handshake = ServerHandshake(endpoint.token, self.peer)
+            too_late = f"{self._who} did not finish the handshake within {HANDSHAKE_DEADLINE:g} s"
+            self._timer = endpoint.loop.call_later(HANDSHAKE_DEADLINE, self.abort, too_late)
             endpoint.opening.add(self)
         elif stranger := _stranger(transport):
-            self._because = stranger
-            self._transport.abort()
+            self.abort(stranger)
             endpoint.on_refused(self.peer, stranger)
         else:
             self._open()
@@ -193,22 +170,20 @@ class Connection(asyncio.BufferedProtocol):
         # the hot path of a master
         endpoint = self._endpoint
         data = bytes(endpoint.buffer[:nbytes])
-        if data == endpoint.decoder.heartbeat and self._opening is None and not self._decoder.partial:
+        if data == endpoint.decoder.heartbeat and self._handshake is None and not self._decoder.partial:
             if self._because is None:
                 endpoint.on_message(self, HEARTBEAT)
-        elif self._opening is not None:
-            self._shake(self._opening, data)
+        elif self._handshake is not None:
+            self._shake(self._handshake, data)
         else:
             self._receive(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        because = self._because
-        if because is None:
-            because = self._because = self._why_lost(exc)
-        opening, self._opening = self._opening, None
+        because = self._because = self._because or self._why_lost(exc)
         self._transport = None
-        if opening is not None:
-            self._not_opened(opening, CannotConnect(because))
+        if self._handshake is not None:
+            self._handshake = None
+            self._not_opened(CannotConnect(because))
         elif self in self._endpoint.connections:
             self._endpoint.connections.discard(self)
             self._endpoint.on_close(self, because)
@@ -217,44 +192,44 @@ class Connection(asyncio.BufferedProtocol):
 
     # inside -----------------------------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        self._endpoint.opening.discard(self)
-        self._endpoint.connections.add(self)
-        self._endpoint.on_open(self)
+    @property
+    def _who(self) -> str:
+        return f"the {'peer at' if self._endpoint.token else 'process with'} {self.peer}"
 
-    def _shake(self, opening: _Opening, data: bytes) -> None:
+    def _shake(self, handshake: ServerHandshake | ClientHandshake, data: bytes) -> None:
         if self._because is not None or self._transport is None:
             return
         try:
-            answer = opening.handshake.feed(data)
+            answer = handshake.feed(data)
         except HandshakeRefused as refusal:
             self._because = str(refusal)
-            self._opening = None
-            if opening.done is None:
+            self._handshake = None
+            if isinstance(handshake, ServerHandshake):
                 self._transport.write(REFUSAL)
             self._transport.close()
-            self._not_opened(opening, refusal)
+            self._not_opened(refusal)
             return
         if answer:
             self._transport.write(answer)
-        if opening.handshake.finished:
-            if opening.timer is not None:
-                opening.timer.cancel()
-            self._opening = None
+        if handshake.finished:
+            self._handshake = None
             self._open()
-            if opening.done is not None and not opening.done.done():
-                opening.done.set_result(self)
-            if opening.handshake.rest:
-                self._receive(opening.handshake.rest)
+            if handshake.rest:
+                self._receive(handshake.rest)
 
-    def _not_opened(self, opening: _Opening, error: ConnectionError) -> None:
+    def _open(self) -> None:
+        self._end_opening()
+        self._endpoint.connections.add(self)
+
+    def _not_opened(self, error: ConnectionError) -> None:
+        self._end_opening()
+        self._endpoint.on_refused(self.peer, str(error))
+
+    def _end_opening(self) -> None:
         self._endpoint.opening.discard(self)
-        if opening.timer is not None:
-            opening.timer.cancel()
-        if opening.done is None:
-            self._endpoint.on_refused(self.peer, str(error))
-        elif not opening.done.done():
-            opening.done.set_exception(error)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _receive(self, data: bytes) -> None:
         endpoint = self._endpoint
@@ -271,15 +246,12 @@ class Connection(asyncio.BufferedProtocol):
                 endpoint.on_bad_message(self, bytes(body))
             self.close(f"{self._who} sent {bad}")
 
-    def _too_late(self) -> None:
-        self.abort(f"{self._who} did not finish the handshake within {self._endpoint.deadline:g} s")
-
     def _why_lost(self, exc: Exception | None) -> str:
         if isinstance(exc, OSError):
             return f"the connection to {self._who} broke: {exc.strerror or exc}"
         if exc is not None:
             return f"the connection to {self._who} was given up after an error here: {exc!r}"
-        if self._opening is not None:
+        if self._handshake is not None:
             return f"{self._who} closed the connection during the handshake"
         middle = " in the middle of a message" if self._decoder.partial else ""
         return f"{self._who} closed the connection{middle}"
@@ -289,22 +261,34 @@ class CallingConnection(Connection):
     """The client's side of a connection. It begins the handshake. `peer` is the address that `connect` was given."""
 
     __slots__ = ("done",)
+    _max_receive, _max_send = MAX_ANSWER, MAX_FRAME
 
     def __init__(self, endpoint: Endpoint, where: str) -> None:
         super().__init__(endpoint)
         self.peer = where
-        self._who = f"the server at {where}"
         self.done: asyncio.Future[Connection] = endpoint.loop.create_future()
+
+    @property
+    def _who(self) -> str:
+        return f"the server at {self.peer}"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        client = ClientHandshake(self._endpoint.token or b"", self.peer)
-        self._opening = _Opening(client, done=self.done)
+        self._handshake = client = ClientHandshake(self._endpoint.token or b"", self.peer)
         self._transport.write(client.hello)
 
+    def _open(self) -> None:
+        super()._open()
+        if not self.done.done():
+            self.done.set_result(self)
+
+    def _not_opened(self, error: ConnectionError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
     def _why_lost(self, exc: Exception | None) -> str:
-        opening = self._opening
-        if exc is None and opening is not None and opening.handshake.silent and self._transport is not None:
+        shaking = self._handshake
+        if exc is None and shaking is not None and shaking.silent and self._transport is not None:
             # asyncio's servers end a failed TLS handshake without telling the client why, so this is a guess.
             lacks = "a client certificate" if self._transport.get_extra_info("ssl_object") else "TLS"
             return f"{self._who} closed the connection without a word, as one that expects {lacks} does"

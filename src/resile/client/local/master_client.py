@@ -9,8 +9,11 @@ from typing import Any, Self, overload
 
 from resile.client.errors import CommandError
 from resile.protocol.commands import Answer, Ask, Command, Events, Failed, JobEvents, JobStatus, Result, Status
-from resile.wire.connection import BadFrame, CannotConnect, Connection, HandshakeRefused, connect
+from resile.wire.connection import connect
+from resile.wire.frames import BadFrame
+from resile.wire.handshake import HandshakeRefused
 from resile.wire.job_directory import DirectoryError, JobDirectory
+from resile.wire.transport import CannotConnect, Connection
 
 ANSWER_SECONDS = 2.0
 """How long to wait for the answer to one command; a healthy master takes a millisecond."""
