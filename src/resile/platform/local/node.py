@@ -80,7 +80,8 @@ class LocalNode:
         self._changed = changed
 
     def _find(self) -> None:
-        self._stopping = files.read(self._directory / "stop.json", files.StopFile) is not None
+        stop = files.read(self._directory / "stop.json", files.StopFile)
+        self._stopping = stop is not None
         if self._ended_by_file():
             return
         record = self.record
@@ -95,26 +96,26 @@ class LocalNode:
             return
         self.status = NodeStatus.RUNNING
         self._watch(pidfd)
-        if self._stopping:  # the earlier master may have died between the file and the signal
-            stop = files.read(self._directory / "stop.json", files.StopFile)
-            self._ask_to_end(BACKSTOP + (stop.grace if stop else 0.0))
+        if stop is not None:  # the earlier master may have died between the file and the signal
+            self._ask_to_end(stop.grace + BACKSTOP)
 
     def stop(self, grace: Seconds) -> None:
         """End the node with SIGTERM, and after `grace` with SIGKILL. Another call can only shorten the grace."""
         self._stopping = True
-        written = True
+        patience = grace + BACKSTOP
         try:
             files.write(self._directory / "stop.json", files.StopFile(grace=grace))
         except OSError:
-            written = False
+            patience = grace  # the shim cannot know the grace
         if self.status.ended:
             self._set(NodeStatus.DELETED)
         else:
-            self._ask_to_end(grace + BACKSTOP if written else grace)
+            self._ask_to_end(patience)
 
     def release(self) -> None:
-        self._close_pipe()
-        self._close_pidfd()
+        _close(self._pipe)
+        _close(self._pidfd)
+        self._pipe = self._pidfd = None
         if self._backstop is not None:
             self._backstop.cancel()
 
@@ -146,7 +147,8 @@ class LocalNode:
         except BlockingIOError:
             pass
         else:
-            self._close_pipe()
+            _close(self._pipe)
+            self._pipe = None
         *lines, self._said = self._said.split(b"\n")
         for line in lines:
             self._hear(line)
@@ -165,7 +167,8 @@ class LocalNode:
         self._read_pipe()
         if self._pidfd is not None:
             processes.collect(self._pidfd)
-        self._close_pidfd()
+            _close(self._pidfd)
+            self._pidfd = None
         if not self.status.ended and not self._ended_by_file():
             self._lost(session=self.record.pid or None)
 
@@ -194,14 +197,8 @@ class LocalNode:
             self._backstop.cancel()
         self._set(NodeStatus.DELETED if self._stopping else status)
 
-    def _close_pipe(self) -> None:
-        if self._pipe is not None:
-            asyncio.get_running_loop().remove_reader(self._pipe)
-            os.close(self._pipe)
-            self._pipe = None
 
-    def _close_pidfd(self) -> None:
-        if self._pidfd is not None:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = None
+def _close(watched: int | None) -> None:
+    if watched is not None:
+        asyncio.get_running_loop().remove_reader(watched)
+        os.close(watched)
