@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from resile.api.defaults import LOCAL_NODE_VARIABLE
-from resile.platform.local.shim import start_time, stat_of
+from resile.platform.local.shim import descendants, kill, start_time, stat_of
 
 
 @cache
@@ -73,19 +72,13 @@ def find_shim(node_directory: Path) -> int | None:
 
 def tree(root: int) -> list[int]:
     """The pids of `root` and all its descendants, parents first; empty if `root` is gone. Reads all of /proc."""
-    parents: dict[int, list[int]] = {}
-    for pid in all_pids():
-        fields = stat_of(str(pid))
-        if fields and fields[0] not in "ZX":
-            parents.setdefault(int(fields[1]), []).append(pid)
-    found = [root] if os.path.exists(f"/proc/{root}") else []
-    for pid in found:
-        found.extend(parents.get(pid, []))
-    return found
+    if not os.path.exists(f"/proc/{root}"):
+        return []
+    return [root, *(pid for pid, fields in descendants(root).items() if fields[0] not in "ZX")]
 
 
-def kill_strays(node_directory: Path, session: int | None) -> int:
-    """Kill the processes of a node whose shim is gone, and return their number.
+def kill_strays(node_directory: Path, session: int | None) -> None:
+    """Kill the processes of a node whose shim is gone.
 
     A process belongs to the node if its `LOCAL_NODE_VARIABLE` names the directory, or if it is in `session`. Give
     `session` only if the shim ended just now, because the number may be used again later. Costs two or more scans of
@@ -93,13 +86,9 @@ def kill_strays(node_directory: Path, session: int | None) -> int:
     """
     mark = f"{LOCAL_NODE_VARIABLE}={node_directory}".encode()
     killed: set[int] = set()
-    while True:
-        fresh = {pid for pid in all_pids() if pid not in killed and _belongs(pid, mark, session)}
-        if not fresh:
-            return len(killed)
+    while fresh := {pid for pid in all_pids() if pid not in killed and _belongs(pid, mark, session)}:
         for pid in fresh:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            kill(pid)
         killed |= fresh
 
 
