@@ -22,8 +22,9 @@ from resile.api.job import JobSpec, Resources, RoleSpec, Strategy
 from resile.api.kinds.elasticjob import roles as roles_of
 from resile.api.plan import NodeResources
 from resile.platform.base import Launch, Observation
-from resile.platform.local import LocalPlatform, cgroup, files, node, processes
+from resile.platform.local import cgroup, files, node, processes
 from resile.platform.local.addresses import Addresses
+from resile.platform.local.platform import LocalPlatform
 from resile.platform.local.shim import oom_kills, start_time, stat_of
 from resile.protocol.reports import NodeStatus
 
@@ -106,10 +107,12 @@ class Job:
         await eventually(lambda: path.exists() and path.read_text().endswith("\n"))
         return path.read_text().strip()
 
-    async def record(self) -> files.NodeRecord:
+    async def record(self) -> files.NodeFile:
         """The worker's record, once its shim has added the processes."""
         await eventually(lambda: any(r.pid for r in files.read_nodes(self.directory)))
-        return files.read_nodes(self.directory)[0]
+        record = files.read(files.node_directory(self.directory, WORKER) / "node.json", files.NodeFile)
+        assert record is not None
+        return record
 
     def log(self) -> str:
         return (self.directory / "logs" / "digits-edljob-worker-0.log").read_text()
@@ -437,7 +440,7 @@ async def test_nothing_of_a_node_survives_its_shim(job: Job) -> None:
     await job.run(*sh("sleep 1000 & setsid sleep 1000 & echo $! > stray; wait"))
     stray = int(await job.appears("stray"))
     record = await job.record()
-    alive = record.pids()
+    alive = processes.tree(record.pid)
     assert len(alive) == 3
     os.kill(record.shim_pid, signal.SIGKILL)
     end = (await job.until(NodeStatus.FAILED)).end
@@ -490,7 +493,7 @@ async def test_a_node_outlives_a_master_killed_right_after_the_launch(job: Job) 
         from pathlib import Path
         from resile.api.ids import *
         from resile.api.job import *
-        from resile.platform.local import LocalPlatform
+        from resile.platform.local.platform import LocalPlatform
         from resile.platform.base import Launch
 
         async def main():
@@ -581,13 +584,15 @@ async def test_the_files_alone_tell_how_every_node_is(job: Job) -> None:
     platform = await job.run(*sh("[ $NODE_ID = 0 ] && exec sleep 1000; exit 2"))
     platform.launch(launch(10))
     await job.ended(NodeKey("worker", NodeId(10)))
-    first = await job.record()
-    second = files.read_nodes(job.directory)[1]
-    assert (first.name, first.node, first.rank) == ("digits-edljob-worker-0", WORKER, Rank(1))
-    assert (first.status, first.pids()) == (NodeStatus.RUNNING, [first.pid])
-    assert first.launched_at <= first.started_at <= time.time()
-    assert (second.status, second.end.exit_code, second.pids()) == (NodeStatus.FAILED, 2, [])
-    assert second.started_at <= second.ended_at
+    record = await job.record()
+    first, second = files.read_nodes(job.directory)
+    assert (first.name, first.node, first.log) == ("digits-edljob-worker-0", WORKER, Path(record.log))
+    assert (first.status, first.pid) == (NodeStatus.RUNNING, record.pid)
+    assert record.launched_at <= record.started_at <= time.time()
+    assert (second.status, second.pid) == (NodeStatus.FAILED, 0)
+    ended = files.read(files.node_directory(job.directory, second.node) / "exit.json", files.ExitFile)
+    assert ended is not None
+    assert (ended.exit_code, ended.started_at <= ended.ended_at) == (2, True)
 
 
 # Memory limits.
@@ -629,12 +634,10 @@ async def test_the_cgroup_of_a_node_goes_even_if_its_shim_is_killed(job: Job) ->
     role = RoleSpec(replicas=1, command=("/bin/sleep", "1000"), limits=Resources(memory=Bytes(64 * MiB)))
     await job.run(role=role, enforce_memory=True)
     record = await job.record()
-    raw = files.read(job.directory / "nodes" / "worker-0" / "node.json", files.NodeFile)
-    assert raw is not None
-    assert (Path(raw.cgroup) / "cgroup.procs").read_text().split() == [str(record.pid)]
+    assert (Path(record.cgroup) / "cgroup.procs").read_text().split() == [str(record.pid)]
     os.kill(record.shim_pid, signal.SIGKILL)
     await job.until(NodeStatus.FAILED)
-    await eventually(lambda: not os.path.exists(raw.cgroup))
+    await eventually(lambda: not os.path.exists(record.cgroup))
 
 
 async def test_limits_that_cannot_be_enforced_are_a_warning_and_the_node_runs(

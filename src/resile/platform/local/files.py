@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from resile.api.ids import MiB, NodeId, NodeKey, Rank
+from resile.api.ids import MiB, NodeId, NodeKey
 from resile.platform.local import processes
 from resile.protocol.reports import NodeEnd, NodeStatus, signal_name
 
@@ -77,28 +77,14 @@ class ExitFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a node at the call of `read_node`, from the node's files and from /proc."""
+    """The state of a node at the call of `read_nodes`, from the node's files and from /proc."""
 
     node: NodeKey
     name: str
-    rank: Rank
     status: NodeStatus
-    end: NodeEnd
-    """How the node ended, also if it was deleted; an empty `NodeEnd` while it runs."""
     log: Path
-    shim_pid: int
-    """0 if the shim does not run."""
     pid: int
     """The main process, which leads the node's process group and session; 0 if the node does not run."""
-    launched_at: float
-    started_at: float
-    """0 if the node never ran."""
-    ended_at: float
-    """0 while the node runs, and if its shim recorded no end."""
-
-    def pids(self) -> list[int]:
-        """All processes of the node, the main process first; empty if the node does not run. Reads all of /proc."""
-        return processes.tree(self.pid) if self.pid else []
 
 
 F = TypeVar("F", NodeFile, StopFile, ExitFile)
@@ -171,43 +157,28 @@ def lost(record: NodeFile) -> NodeEnd:
     return NodeEnd(exit_code=128 + signal.SIGKILL, reason="Killed", message=message)
 
 
-def read_node(directory: Path) -> NodeRecord | None:
-    """Read the present state of the node in this directory; None if `node.json` cannot be read."""
-    record = read(directory / "node.json", NodeFile)
-    if record is None:
-        return None
-    ended = read(directory / "exit.json", ExitFile)
-    stop = read(directory / "stop.json", StopFile)
-    shim_lives = processes.is_alive(record.shim_pid, record.shim_start, record.boot)
-    shim_pid = record.shim_pid if shim_lives else 0
-    if ended is None and not record.shim_pid:
-        shim_pid = processes.find_shim(directory) or 0
-    if ended is not None:
-        status, end = outcome(ended, record.memory)
-    elif shim_pid:
-        status, end = (NodeStatus.RUNNING if record.pid else NodeStatus.STARTING), NodeEnd()
-    elif not record.shim_pid and time.time() - record.launched_at < LAUNCH_WINDOW:
-        status, end = NodeStatus.STARTING, NodeEnd()
-    elif (ended := read(directory / "exit.json", ExitFile)) is not None:  # it ended since the first look
-        status, end = outcome(ended, record.memory)
-    else:
-        status, end = NodeStatus.FAILED, lost(record)
-    return NodeRecord(
-        node=record.key,
-        name=record.name,
-        rank=Rank(record.rank),
-        status=NodeStatus.DELETED if stop is not None and status.ended else status,
-        end=end,
-        log=Path(record.log),
-        shim_pid=shim_pid,
-        pid=record.pid if status is NodeStatus.RUNNING else 0,
-        launched_at=record.launched_at,
-        started_at=record.started_at or (ended.started_at if ended else 0.0),
-        ended_at=ended.ended_at if ended else 0.0,
-    )
-
-
 def read_nodes(directory: Path) -> list[NodeRecord]:
     """Read the present state of every node of a job directory, oldest id first. Reads three small files per node."""
-    found = (read_node(path) for path in node_directories(directory))
-    return [record for record in found if record is not None]
+    found: list[NodeRecord] = []
+    for path in node_directories(directory):
+        record = read(path / "node.json", NodeFile)
+        if record is not None:
+            status = _status(path, record)
+            pid = record.pid if status is NodeStatus.RUNNING else 0
+            found.append(NodeRecord(node=record.key, name=record.name, status=status, log=Path(record.log), pid=pid))
+    return found
+
+
+def _status(directory: Path, record: NodeFile) -> NodeStatus:
+    ended = read(directory / "exit.json", ExitFile)
+    if ended is None:
+        if record.shim_pid:
+            lives = processes.is_alive(record.shim_pid, record.shim_start, record.boot)
+        else:
+            lives = processes.find_shim(directory) is not None or time.time() - record.launched_at < LAUNCH_WINDOW
+        if lives:
+            return NodeStatus.RUNNING if record.pid else NodeStatus.STARTING
+        ended = read(directory / "exit.json", ExitFile)  # it may have ended since the first look
+    if read(directory / "stop.json", StopFile) is not None:
+        return NodeStatus.DELETED
+    return NodeStatus.FAILED if ended is None else outcome(ended)[0]
