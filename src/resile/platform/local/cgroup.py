@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from resile.api.ids import Bytes
+from resile.platform.local.shim import remove_cgroup
 
 ROOT = "resile"
 MOUNTS = Path("/proc/self/mounts")
@@ -35,7 +36,9 @@ class MemoryLimits:
             raise NoMemoryLimitsError(
                 f"memory limits are not enforced: cannot create {error.filename or self._job} ({error.strerror})"
             ) from error
-        self._prune()
+        for path in (self._job, self._job.parent):  # nodes make them again
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
     def create(self, node: str, limit: Bytes) -> Path:
         """Make a node's cgroup with this limit. Replaces an empty one of the same name. Raises `OSError` on failure."""
@@ -53,14 +56,9 @@ class MemoryLimits:
                 with contextlib.suppress(OSError):
                     (path / "memory.swap.max").write_text("0")
         except OSError:
-            self.remove(path)
+            remove_cgroup(str(path))
             raise
         return path
-
-    def remove(self, path: Path) -> None:
-        with contextlib.suppress(OSError):
-            path.rmdir()
-        self._prune()
 
     def _make(self, path: Path) -> None:
         parts = path.relative_to(self._mount).parts
@@ -76,11 +74,6 @@ class MemoryLimits:
             except FileNotFoundError:
                 if attempt == 2:
                     raise
-
-    def _prune(self) -> None:
-        for path in (self._job, self._job.parent):
-            with contextlib.suppress(OSError):
-                path.rmdir()
 
 
 def _controller() -> tuple[Path, int]:

@@ -29,7 +29,7 @@ from resile.platform.local import files
 from resile.platform.local.addresses import AddressBook, Addresses, AddressesUsedUpError
 from resile.platform.local.cgroup import MemoryLimits, NoMemoryLimitsError
 from resile.platform.local.node import LocalNode
-from resile.platform.local.shim import NOT_EXECUTABLE, NOT_FOUND, STATUS_FD
+from resile.platform.local.shim import NOT_EXECUTABLE, NOT_FOUND, STATUS_FD, remove_cgroup
 from resile.protocol.reports import NodeStatus
 
 HOST_ADDRESS = "127.0.0.1"
@@ -51,20 +51,18 @@ class LocalPlatform:
         secrets: Mapping[str, str] | None = None,
         enforce_memory: bool = False,
         workdir: Path | None = None,
-        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare to launch nodes. The job directory is not read before `start`.
 
-        Every node inherits the variables of `environment`, by default those of this process. The variables `secrets`
-        are added and replace others of the same name. Commands run in `workdir`, by default the current directory. If
-        `enforce_memory` is set and memory limits cannot be enforced, `warnings` says why.
+        Every node inherits the variables of this process. The variables `secrets` are added and replace others of the
+        same name. Commands run in `workdir`, by default the current directory. If `enforce_memory` is set and memory
+        limits cannot be enforced, `warnings` says why.
         """
         self._spec = spec
         self._directory = directory.absolute()
         self._master_address = master_address
         self._secrets = dict(secrets or {})
         self._workdir = (workdir or Path.cwd()).absolute()
-        self._environment = dict(os.environ if environment is None else environment)
         self._addresses = Addresses()
         self._kind = registry.kind_of_job(spec)
         self._by_address = [role for role in spec.roles if self._kind.is_found_by_address(spec, role)]
@@ -73,17 +71,13 @@ class LocalPlatform:
         self._nodes: dict[NodeKey, LocalNode] = {}
         self._observe: Callable[[Observation], None] | None = None
         self._limits: MemoryLimits | None = None
-        self._warnings: list[str] = []
+        self.warnings: list[str] = []
         if enforce_memory:
             unique = f"{zlib.crc32(os.fsencode(self._directory)):08x}"
             try:
                 self._limits = MemoryLimits(spec.uid or f"{spec.namespace}-{spec.name}-{unique}")
             except NoMemoryLimitsError as error:
-                self._warnings.append(str(error))
-
-    @property
-    def warnings(self) -> list[str]:
-        return list(self._warnings)
+                self.warnings.append(str(error))
 
     async def start(self, observe: Callable[[Observation], None]) -> None:
         """Find the nodes that an earlier master launched, and watch those that live. `adopt` returns the found nodes.
@@ -169,15 +163,15 @@ class LocalPlatform:
         try:
             cgroup = self._limits.create(str(record.key), limit)
         except OSError as error:
-            self._warnings.append(f"the memory limit of {record.name} is not enforced: {_sentence(error)}")
+            self.warnings.append(f"the memory limit of {record.name} is not enforced: {_sentence(error)}")
             return record
         return msgspec.structs.replace(record, memory=limit, cgroup=str(cgroup))
 
     def _spawn(self, record: files.NodeFile, launch: Launch) -> tuple[int, int]:
         directory = files.node_directory(self._directory, record.key)
         with contextlib.ExitStack() as undo:
-            if self._limits is not None and record.cgroup:
-                undo.callback(self._limits.remove, Path(record.cgroup))
+            if record.cgroup:
+                undo.callback(remove_cgroup, record.cgroup)
             directory.mkdir(parents=True, exist_ok=True)
             files.write(directory / "node.json", record)
             Path(record.log).parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +212,7 @@ class LocalPlatform:
             peers=self._address_book.by_role(ports),
         )
         environment = {
-            **self._environment,
+            **os.environ,
             **self._spec.roles[record.role].env,
             **self._kind.environment(self._spec, setting),
             **self._secrets,
