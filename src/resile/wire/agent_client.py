@@ -62,6 +62,7 @@ class AgentClient:
         self._path = path
         self._name = worker
         self._decoder = MessageDecoder(ShardAnswer)
+        self._held: StepReport | None = None
         self._start(worker)
         channel = weakref.ref(self)
 
@@ -152,7 +153,7 @@ class AgentClient:
         self._open: dict[int, bytes] = {}
         self._answers: dict[int, ShardAnswer] = {}
         self._late: dict[ShardMessage, list[int]] = {}
-        self._held: StepReport | None = None
+        self._held = None
         self._next_step = 0.0
         self._told_in: Round | None = None
         """The round of the last step that was reported."""

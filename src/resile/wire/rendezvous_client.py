@@ -97,11 +97,14 @@ class RendezvousClient:
             except OSError as error:
                 self._broken = self._broken or f"the agent hung up: {error.strerror or error}"
             self._turn.wait_for(lambda: self._placed is not None or bool(self._broken), timeout)
-            if self._placed is not None:
-                return self._placed
-            if self._broken:
-                raise ConnectionBroken(self._broken)
-            raise TimeoutError(f"no round had a place for this process within {timeout:g} s")
+            return self._answer(timeout)
+
+    def _answer(self, timeout: float | None) -> WorkerAssignment:
+        if self._placed is not None:
+            return self._placed
+        if self._broken:
+            raise ConnectionBroken(self._broken)
+        raise TimeoutError(f"no round had a place for this process within {timeout:g} s")
 
     def complete(self, round_: Round, timeout: float) -> bool:
         """Report that all members of `round_` have taken the last step. After that, newcomers do not end the round.
