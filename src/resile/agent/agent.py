@@ -1,8 +1,8 @@
 """The agent: handles each message of the master, each end of a process, and each signal.
 
 The agent decides little. It reports a process that failed; the master decides whether and with which nodes to go on.
-Messages about older rounds are ignored. An agent that has begun to leave does not come back. `Workers` decide how
-processes get from one round to the next.
+Messages about older rounds are ignored. An agent that has begun to leave does not come back. `RestartingWorkers`
+and `ElasticWorkers` decide how processes get from one round to the next.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from resile.agent.checkpoints.checkpoint_server import CheckpointServer
 from resile.agent.failures.evidence import root_cause
 from resile.agent.options import RunOptions
 from resile.agent.session import Session
-from resile.agent.standby.pool import StandbyFacts, StandbyPool
+from resile.agent.standby.pool import NO_STANDBYS, StandbyPool
 from resile.agent.wait_log import WaitLog
 from resile.agent.worker_relay import Relay
 from resile.agent.workers.attempt import LogDirectory, NodeContext
-from resile.agent.workers.base import Workers
 from resile.agent.workers.launcher import WorkerLauncher
 from resile.agent.workers.output import Output
 from resile.agent.workers.restarting_workers import RestartingWorkers
@@ -32,7 +31,7 @@ from resile.agent.workers.worker_group import stdin
 from resile.api.ids import NodeId, NodeKey, Rank, Round
 from resile.api.kinds.run.names import WORKER
 from resile.checkpoint.memory_client import SOCKET as CHECKPOINT_SOCKET
-from resile.protocol.agent_to_master import CanRegroup, Hello, LastStepTaken, Leaving, StandbyReport, StepReport
+from resile.protocol.agent_to_master import CanRegroup, Hello, LastStepTaken, Leaving, StepReport
 from resile.protocol.master_to_agent import (
     JobOver,
     Leave,
@@ -101,8 +100,7 @@ class Agent:
         self.socket = directory / "agent.sock"
         self._output = output
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._standbys_told = StandbyFacts()
-        self.standbys = StandbyPool(options, stdin=stdin(), changed=self._tell_standbys)
+        self.standbys = StandbyPool(options, stdin=stdin(), changed=session.send)
         self.checkpoints = CheckpointServer(
             directory / CHECKPOINT_SOCKET, token=token, yield_memory=self.standbys.yield_memory
         )
@@ -116,7 +114,7 @@ class Agent:
             on_end=lambda local_rank, failures: self._workers.on_end(local_rank, failures),
             on_stopped=self._on_stopped,
         )
-        self._workers: Workers = RestartingWorkers(session.send, self._launcher)
+        self._workers = RestartingWorkers(session.send, self._launcher)
         self._node: NodeKey | None = None
         self._rank: Rank | None = identity.rank
         self._exit_grace: float = options.timeouts.exit_grace
@@ -127,7 +125,7 @@ class Agent:
     # the master -------------------------------------------------------------------------------------------------------
 
     def hello(self, local_address: str) -> Hello:
-        identity, standing = self._identity, self._workers.standing()
+        identity, workers = self._identity, self._workers
         address = identity.address or local_address
         return Hello(
             protocol=PROTOCOL,
@@ -140,10 +138,10 @@ class Agent:
             role=identity.role,
             node_id=identity.node_id,
             rank=self._rank,
-            round=self._workers.newest,
-            running=standing.running,
-            finished=standing.finished,
-            elastic=standing.elastic,
+            round=workers.newest,
+            running=workers.serves_newest,
+            finished=workers.finished_newest,
+            elastic=workers.is_elastic,
             replica_endpoint=self.checkpoints.replicas.replica_endpoint(address),
         )
 
@@ -199,8 +197,8 @@ class Agent:
         self._launcher.kill_grace, self._exit_grace = welcome.kill_grace, welcome.exit_grace
         self._session.beat(welcome.heartbeat)
         self._relay.repeat()
-        self._standbys_told = StandbyFacts()  # a new master knows of none
-        self._tell_standbys(self.standbys.facts)
+        if self.standbys.facts != NO_STANDBYS:
+            self._session.send(self.standbys.facts)
         if self._is_leaving:
             return
         if welcome.elastic:
@@ -216,11 +214,6 @@ class Agent:
         else:
             log.error("the job failed (%s): %s", over.reason, over.message)
             self._leave(FAILED, over=over)
-
-    def _tell_standbys(self, facts: StandbyFacts) -> None:
-        if facts != self._standbys_told:
-            self._standbys_told = facts
-            self._session.send(StandbyReport(ready=facts.ready, memory=facts.memory))
 
     # the workers ------------------------------------------------------------------------------------------------------
 
@@ -242,14 +235,12 @@ class Agent:
         self._relay.on_close(connection, because)
 
     def _become_elastic(self) -> bool:
-        if not isinstance(self._workers, RestartingWorkers):
+        if self._workers.is_elastic:
             return False
         from resile.agent.workers.elastic_workers import ElasticWorkers  # restarting workers do not need it
 
         self._workers = ElasticWorkers(
             self._workers,
-            send=self._session.send,
-            launcher=self._launcher,
             rescue=self.checkpoints.rescue,
             leave_within=self._options.timeouts.recovery_budget,
             ready_within=self._options.rendezvous.join_timeout or self._options.timeouts.join,
