@@ -25,7 +25,7 @@ import pytest_asyncio
 from resile.agent.options import RunOptions
 from resile.agent.standby import pool as standbys_module
 from resile.agent.standby import standby as standby_module
-from resile.agent.standby.pool import StandbyPool
+from resile.agent.standby.pool import NO_STANDBYS, StandbyPool
 from resile.agent.standby.preload import cold_because
 from resile.agent.workers import kernel_calls
 from resile.agent.workers.env import worker_environment
@@ -697,7 +697,7 @@ async def test_memory_is_given_back_to_whoever_needs_it_more(node: Callable[...,
     await made.warm()
     pids = [*made.ready, made.standbys._template.pid]  # type: ignore[union-attr]
     assert made.standbys.yield_memory()
-    assert made.standbys.facts == (0, 0)
+    assert made.standbys.facts == NO_STANDBYS
     assert not children() & set(pids)
     assert await made.run() == (0, "ran\n", "")
 

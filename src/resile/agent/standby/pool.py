@@ -18,7 +18,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from resile.agent.options import RunOptions
 from resile.agent.standby.forks import Come, ForkQueue, Forks
@@ -26,9 +26,10 @@ from resile.agent.standby.interpreter import NAME
 from resile.agent.standby.preload import NotEnoughMemory, Preload, cold_because
 from resile.agent.standby.standby import Standby, StartOrder
 from resile.agent.workers import kernel_calls
-from resile.api.ids import Bytes, MiB, Seconds
+from resile.api.ids import MiB, Seconds
 from resile.common.backoff import Backoff
 from resile.common.log_once import LogOnChange
+from resile.protocol.agent_to_master import StandbyReport
 
 log = logging.getLogger("resile.agent")
 
@@ -46,12 +47,7 @@ ASIDE_FOR = Seconds(5.0)
 """Pause before a template that became a training process is replaced, so that starting processes have the cores."""
 BACKOFF = Backoff(first=1.0, limit=8.0)
 """Pauses before a lost template is replaced."""
-
-
-class StandbyFacts(NamedTuple):
-    ready: int = 0
-    memory: Bytes = Bytes(0)
-    """Bytes of all standbys and their template."""
+NO_STANDBYS = StandbyReport(ready=0, memory=0)
 
 
 class StandbyPool:
@@ -61,9 +57,9 @@ class StandbyPool:
         environ: Mapping[str, str] = os.environ,
         *,
         stdin: int | None = None,
-        changed: Callable[[StandbyFacts], None] = lambda _: None,
+        changed: Callable[[StandbyReport], None] = lambda _: None,
     ) -> None:
-        """`stdin` is the stdin of training processes, as for Popen. `changed` is called when standbys come or go."""
+        """`stdin` is the stdin of training processes, as for Popen. `changed` is called when `facts` changes."""
         self._wanted = options.standbys
         self._off_because = cold_because(options) if self._wanted else "--standbys is 0"
         self._preload = Preload(options, environ, stdin)
@@ -89,7 +85,7 @@ class StandbyPool:
         """True if something went wrong since the last call of `warm`."""
         self._notices = LogOnChange(log, logging.INFO)
         self._timer: asyncio.TimerHandle | None = None
-        self.facts = StandbyFacts()
+        self.facts = NO_STANDBYS
 
     # what the agent asks ----------------------------------------------------------------------------------------------
 
@@ -427,17 +423,19 @@ class StandbyPool:
             self._timer = None
 
     def _tell(self, *, measured: bool = False) -> None:
-        """Call `changed` with the number of standbys and the memory of standbys and template.
+        """Update `facts`, and call `changed` if they have changed.
 
         If `measured`, the memory is measured anew and logged. Otherwise the last measurement is used.
         """
         all_ = [*self._ready, *([self._template] if self._template is not None else [])]
-        memory = self.facts.memory if all_ else Bytes(0)
+        memory = self.facts.memory if all_ else 0
         if measured:
-            memory = Bytes(sum(kernel_calls.memory_of(each.pid) for each in all_))
+            memory = sum(kernel_calls.memory_of(each.pid) for each in all_)
             count = len(self._ready)
             log.info(
                 "%d %s ready (%d MiB in all)", count, "standby is" if count == 1 else "standbys are", memory // MiB
             )
-        self.facts = StandbyFacts(len(self._ready), memory)
-        self._changed(self.facts)
+        facts = StandbyReport(ready=len(self._ready), memory=memory)
+        if facts != self.facts:
+            self.facts = facts
+            self._changed(facts)

@@ -86,7 +86,7 @@ class Preload:
         self._without.append(module)
         return True
 
-    def start(self, taken: Bytes, *, urgent: bool) -> Standby:
+    def start(self, taken: int, *, urgent: bool) -> Standby:
         """Start a template, at full priority if `urgent`. Standbys of this node use `taken` bytes already.
 
         Raises NotEnoughMemory, or OSError if no process or file can be made.
