@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from resile.agent.failures.evidence import (
     MAX_ERROR_FILE,
     find_traceback,
+    in_order,
     last_part,
     read_error_file,
     read_failure,
     readable,
-    root_cause,
     tail_of,
 )
 from resile.agent.failures.report import report, terminal_width
@@ -213,9 +213,8 @@ def test_want_of_memory_is_seen_by_the_exception_or_told_by_the_agent() -> None:
 
 def test_the_first_failure_is_the_cause() -> None:
     late, early = failure(rank=0, at=5.0), failure(rank=3, at=4.0)
-    assert root_cause([late, early]) is early
-    assert root_cause([failure(rank=2), failure(rank=1)]) == failure(rank=1)
-    assert root_cause([]) is None
+    assert in_order([late, early]) == [early, late]
+    assert in_order([failure(rank=2), failure(rank=1)])[0] == failure(rank=1)
 
 
 def test_the_report_says_who_why_how_when_where_and_who_followed() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from resile.agent.checkpoints.checkpoint_server import CheckpointServer
-from resile.agent.failures.evidence import root_cause
+from resile.agent.failures.evidence import in_order
 from resile.agent.options import RunOptions
 from resile.agent.session import Session
 from resile.agent.standby.pool import NO_STANDBYS, StandbyPool
@@ -110,7 +110,7 @@ class Agent:
             NodeContext(options, logs, self.socket, self._incarnation[:12], output, self.standbys),
             relay=self._relay,
             waits=self._waits,
-            in_background=self._in_background,
+            in_background=self.in_background,
             on_end=lambda local_rank, failures: self._workers.on_end(local_rank, failures),
             on_stopped=self._on_stopped,
         )
@@ -277,7 +277,7 @@ class Agent:
         self._waits.over()
         self.standbys.close()
         self._workers.stop()
-        self._in_background(self._stop_and_exit(exit_code, number, over))
+        self.in_background(self._stop_and_exit(exit_code, number, over))
 
     async def _stop_and_exit(self, exit_code: int, number: int, over: JobOver | None) -> None:
         await self._launcher.stop(self._exit_grace, number)
@@ -299,18 +299,17 @@ class Agent:
 
         attempt, here = self._launcher.attempt, str(self._node)
         own = attempt.failures if attempt is not None else []
-        known = [told, *(failure for failure in own if failure.pid != told.pid)]
-        first = root_cause(known) or told
+        first, *others = in_order([told, *(failure for failure in own if failure.pid != told.pid)])
         node = failed_node if first is told else here
         return report(
             first,
             node=node,
             log_file=attempt.log_of(first) if attempt is not None and node == here else "",
-            others=[failure for failure in known if failure is not first],
+            others=others,
             width=terminal_width(),
         )
 
-    def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run a coroutine as a task. If the task raises an exception, the agent ends with that exception."""
 
         def check(task: asyncio.Task[None]) -> None:

@@ -170,7 +170,8 @@ async def _find_master_and_run(options: RunOptions, directory: Path, output: Out
 
 
 async def _host(options: RunOptions, alone: bool) -> tuple[RunOptions, MasterLauncher]:
-    for tries_left in reversed(range(PORT_TRIES if alone else 1)):
+    tries_left = PORT_TRIES if alone else 1
+    while True:
         endpoint = Endpoint("127.0.0.1", free_port({})) if alone else options.endpoint  # HOST_PORTS are for rounds
         assert endpoint is not None
         host = MasterLauncher(options, endpoint, run_directory(options, endpoint))
@@ -179,9 +180,9 @@ async def _host(options: RunOptions, alone: bool) -> tuple[RunOptions, MasterLau
             return msgspec.structs.replace(options, endpoint=endpoint), host
         except CannotLaunchMaster:
             host.close()
+            tries_left -= 1
             if not tries_left:
                 raise
-    raise AssertionError("unreachable")
 
 
 async def _serve(
@@ -216,15 +217,13 @@ async def _serve(
     here = endpoint.host if is_loopback(endpoint.host) else "0.0.0.0"
     agent.checkpoints.keep_replicas(here, tls=bool(options.security.tls_ca))
     agent.standbys.ahead()
-    running = asyncio.ensure_future(session.run(agent))
-    running.add_done_callback(lambda ended: _fail_with(agent.done, ended))
+    running = agent.in_background(session.run(agent))
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: _end_by_defect(agent.done, loop, context))
     signals.tell(agent)
     try:
         return await agent.done
     finally:
         agent.close()
-        running.cancel()
         with contextlib.suppress(asyncio.CancelledError, HandshakeRefused):
             await running
         local.close()
@@ -236,12 +235,6 @@ def _log_to(output: Output) -> None:
     words.setFormatter(logging.Formatter(LOG_FORMAT))
     level = os.environ.get("DLROVER_LOG_LEVEL", "INFO").upper()
     logging.basicConfig(handlers=[words], level=level if level in logging.getLevelNamesMapping() else "INFO")
-
-
-def _fail_with(done: asyncio.Future[int], ended: asyncio.Task[None]) -> None:
-    # the session has ended with an error against which connecting again would not help
-    if not ended.cancelled() and not done.done() and (why := ended.exception()) is not None:
-        done.set_exception(why)
 
 
 def _end_by_defect(done: asyncio.Future[int], loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

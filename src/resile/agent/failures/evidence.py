@@ -85,9 +85,9 @@ def read_failure(
     )
 
 
-def root_cause(failures: Iterable[WorkerFailure]) -> WorkerFailure | None:
-    """The earliest failure, which usually caused the others; None if there is none."""
-    return min(failures, key=lambda failure: (failure.at, failure.global_rank), default=None)
+def in_order(failures: Iterable[WorkerFailure]) -> list[WorkerFailure]:
+    """The failures, the earliest first. It usually caused the others."""
+    return sorted(failures, key=lambda failure: (failure.at, failure.global_rank))
 
 
 def tail_of(path: str, limit: int = MAX_LOG_TAIL) -> bytes:

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Sequence
 from datetime import datetime
 
-from resile.agent.failures.evidence import find_traceback, head, without_rank
+from resile.agent.failures.evidence import find_traceback, head, in_order, without_rank
 from resile.protocol.reports import WorkerFailure, signal_name
 
 WIDTH = 100
@@ -24,7 +24,7 @@ SHOWN_LOG_LINES = 10
 SHOWN_OTHERS = 8
 
 _INDENT = "    "
-_HINTS = {
+_HINTS: dict[int, str] = {
     signal.SIGKILL: "killed from outside; if no person did it, the kernel may have, for want of memory (see dmesg)",
     signal.SIGSEGV: "native code touched memory that is not its own",
     signal.SIGABRT: "native code gave up: a failed assertion, or NCCL's watchdog after a time-out",
@@ -94,7 +94,7 @@ def _why(failure: WorkerFailure) -> str:
     if failure.oom:
         return "out of memory: the kernel killed it"
     if failure.signal:
-        return _hint(failure.signal) or "a signal ended it"
+        return _HINTS.get(failure.signal, "a signal ended it")
     if unstarted := _PYTHON_CANNOT_START.search(failure.log_tail):
         return _both_ends(unstarted[0], 4 * WIDTH)
     if failure.exit_code in _NOT_STARTED:
@@ -109,21 +109,15 @@ def _both_ends(text: str, limit: int) -> str:
 
 
 def _how(failure: WorkerFailure) -> str:
+    memory = ", out of memory" if failure.oom else ""
     if failure.signal:
         name = signal_name(failure.signal)
-        words = name if name.endswith(str(failure.signal)) else f"{name} (signal {failure.signal})"
-        if failure.error.strip() or failure.oom:
-            return words + (", out of memory" if failure.oom else "")
-        return words
-    words = f"exit code {failure.exit_code}" + (", out of memory" if failure.oom else "")
+        return (name if name.endswith(str(failure.signal)) else f"{name} (signal {failure.signal})") + memory
+    words = f"exit code {failure.exit_code}{memory}"
     inner = failure.exit_code - _SHELL_SIGNALS
-    if 0 < inner < signal.NSIG and _hint(inner):
-        words += f", a shell's way to say {signal_name(inner)}: {_hint(inner)}"
+    if inner in _HINTS:
+        words += f", a shell's way to say {signal_name(inner)}: {_HINTS[inner]}"
     return words
-
-
-def _hint(number: int) -> str:
-    return next((words for known, words in _HINTS.items() if known == number), "")
 
 
 def _facts(facts: dict[str, str], width: int) -> str:
@@ -159,12 +153,11 @@ def _log_lines(tail: str, stack: Sequence[str]) -> list[str]:
 
 
 def _others(first: WorkerFailure, others: Sequence[WorkerFailure]) -> list[str]:
-    ordered = sorted(others, key=lambda other: (other.at, other.global_rank))
-    rank_width = max(len(str(other.global_rank)) for other in ordered)
+    rank_width = max(len(str(other.global_rank)) for other in others)
     lines = []
-    for other in ordered[:SHOWN_OTHERS]:
+    for other in in_order(others)[:SHOWN_OTHERS]:
         how = signal_name(other.signal) if other.signal else f"exit code {other.exit_code}"
         why = other.error.strip().splitlines()[0] if other.error.strip() else ""
         lines.append(f"rank {other.global_rank:<{rank_width}}  +{other.at - first.at:.1f} s  {how:<12}  {why}".rstrip())
-    hidden = len(ordered) - SHOWN_OTHERS
+    hidden = len(others) - SHOWN_OTHERS
     return [*lines, f"… and {hidden} more"] if hidden > 0 else lines
