@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from resile.agent.options import Endpoint, RunOptions, Security
-from resile.agent.stale_directories import is_file_at, sweep_runs
+from resile.agent.stale_directories import locked, sweep_runs
 from resile.api.job import JobSpec
 from resile.api.kinds.run.names import RUN_KIND
 from resile.wire.job_directory import DirectoryError, JobDirectory
@@ -87,11 +87,15 @@ def token_of(options: RunOptions, directory: JobDirectory, endpoint: Endpoint) -
     Raises:
         DirectoryError: there is no job directory (yet) to take the token from.
     """
-    if options.security.token:
-        return options.security.token.encode()
-    if is_loopback(endpoint.host):
-        return directory.token()
-    return hashlib.sha256(f"resile run {options.run_id}".encode()).hexdigest().encode()
+    token = _known_token(options, endpoint)
+    return directory.token() if token is None else token.encode()
+
+
+def _known_token(options: RunOptions, endpoint: Endpoint) -> str | None:
+    """The token of the run; None if the job directory makes one up."""
+    if options.security.token or is_loopback(endpoint.host):
+        return options.security.token or None
+    return hashlib.sha256(f"resile run {options.run_id}".encode()).hexdigest()
 
 
 def token_notice(options: RunOptions, endpoint: Endpoint) -> str:
@@ -131,7 +135,7 @@ class MasterLauncher:
                         return  # if its master is gone for good, `revive` starts another
                     shutil.rmtree(self._directory.path, ignore_errors=True)
                     spec = JobSpec(name=options.job_name, kind=RUN_KIND, timeouts=options.timeouts)
-                    self._directory.create(spec, self._token())
+                    self._directory.create(spec, _known_token(options, self._endpoint))
                     self._spawn()
                     await self._wait_until_up()
         except DirectoryError as error:
@@ -155,7 +159,7 @@ class MasterLauncher:
         takes such a lock for this agent, and keeps it.
         """
         path = self._directory.path.with_suffix(".present")
-        self._presence = descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._presence = descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return False
@@ -209,11 +213,6 @@ class MasterLauncher:
             os.close(pidfd)
         self._supervisor.wait()
 
-    def _token(self) -> str | None:
-        if self._options.security.token or is_loopback(self._endpoint.host):
-            return self._options.security.token or None
-        return token_of(self._options, self._directory, self._endpoint).decode()
-
     def _spawn(self) -> None:
         host = self._endpoint.host if is_loopback(self._endpoint.host) else "0.0.0.0"
         command = [sys.executable, "-m", "resile.master", "--supervise", "--directory", str(self._directory.path)]
@@ -248,29 +247,18 @@ class MasterLauncher:
 
         The lock is on the file NAME.launch beside the job directory NAME. The returned context releases it at its end.
         """
-        path = self._directory.path.with_suffix(".launch")
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if is_file_at(descriptor, path):
-                    os.ftruncate(descriptor, 0)  # removes a mark of `stale_directories`
-                    held = contextlib.ExitStack()
-                    held.callback(os.close, descriptor)
-                    return held
-            except BlockingIOError:
-                pass
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
+            with contextlib.suppress(BlockingIOError, FileNotFoundError), contextlib.ExitStack() as held:
+                lock = locked(self._directory.path.with_suffix(".launch"), os.O_CREAT)
+                os.ftruncate(held.enter_context(lock), 0)  # removes a mark of `stale_directories`
+                return held.pop_all()
             await asyncio.sleep(0.02)
 
 
 def _tls_flags(security: Security) -> list[str]:
-    pairs = {"--tls-cert": security.tls_cert, "--tls-key": security.tls_key, "--tls-ca": security.tls_ca}
     if not security.tls_cert:
         return []
+    pairs = {"--tls-cert": security.tls_cert, "--tls-key": security.tls_key, "--tls-ca": security.tls_ca}
     return [word for flag, value in pairs.items() if value for word in (flag, value)]
 
 

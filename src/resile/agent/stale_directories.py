@@ -47,14 +47,6 @@ def hold(directory: Path) -> int:
         time.sleep(HOLD_RETRY_SECONDS)
 
 
-def is_file_at(descriptor: int, path: Path) -> bool:
-    """True if `path` still names the open file `descriptor`. If not, a lock on `descriptor` keeps no process out."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
 def sweep_agents(home: Path, kept: float = KEPT_SECONDS) -> None:
     """Mark directories in `home` that this user's killed agents left. Remove those whose mark is `kept` seconds old."""
     with contextlib.suppress(OSError):
@@ -84,7 +76,7 @@ def _sweep(locks: Sequence[Path], kept: float, remove: Callable[[Path], None], p
     Raises OSError if another process has locked one of the files `locks`.
     """
     with contextlib.ExitStack() as held:
-        descriptors = [held.enter_context(_locked(lock)) for lock in locks]
+        descriptors = [held.enter_context(locked(lock)) for lock in locks]
         mark = os.fstat(descriptors[0])
         if not mark.st_size:
             os.write(descriptors[0], _MARK)
@@ -93,11 +85,15 @@ def _sweep(locks: Sequence[Path], kept: float, remove: Callable[[Path], None], p
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+def locked(path: Path, flags: int = 0) -> Iterator[int]:
+    """Lock the file `path`, and yield its descriptor. `flags` are for `os.open`.
+
+    Raises BlockingIOError if another process has locked the file, and FileNotFoundError if it was just removed.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not is_file_at(descriptor, path):
+        if not os.path.samestat(os.fstat(descriptor), path.stat()):  # the lock of a removed file keeps no process out
             raise FileNotFoundError(path)
         yield descriptor
     finally:
