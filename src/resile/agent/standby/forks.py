@@ -25,8 +25,8 @@ log = logging.getLogger("resile.agent")
 
 FORK_WITHIN = Seconds(10.0)
 
-Answered = Callable[[Standby | None], None]
-"""Called with the new standby; with None if it was lost before it was ready."""
+Come = Callable[[Standby | None], None]
+"""Called with a new standby; with None if there will be none."""
 
 
 class Forks:
@@ -39,7 +39,7 @@ class Forks:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def ask(self, old: Standby, answered: Answered) -> bool:
+    def ask(self, old: Standby, answered: Come) -> bool:
         """Let `old` fork a standby. Calls `answered` when the fork is ready or lost. False if no socket can be made."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -74,10 +74,6 @@ class Forks:
         except (OSError, ValueError):
             line.close()
             return None
-
-
-Come = Callable[[Standby | None], None]
-"""Called with the standby that a process waited for; with None if there will be none."""
 
 
 class ForkQueue:

@@ -17,6 +17,7 @@ imports nothing but the standard library, so that it leaves no traces in a train
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -94,13 +95,13 @@ def main(control: int) -> None:
         _say(line, unfit=str(error), **kind)
         os._exit(0)
     os.setpriority(os.PRIO_PROCESS, 0, priority)
-    start = Start(script, files, score)
+    begin = functools.partial(_begin, script, files, score)
     left = _left_behind(opened)
     _say(line, warm=True, pid=os.getpid(), modules=names, left=left)
     if left:
-        start.begin(line, _hear(line)[1])
+        begin(line, _hear(line)[1])
     else:
-        _fork_on_demand(line, agent, start)
+        _fork_on_demand(line, agent, begin)
 
 
 class Script:
@@ -159,41 +160,39 @@ class Script:
         exec(compile(source, path, "exec", dont_inherit=True), vars(program))
 
 
-class Start:
-    """Turns this interpreter, which is a template or a standby, into a training process when `begin` is called."""
+def _begin(
+    script: Script, files: Mapping[str, tuple[int, int]], score: int, line: socket.socket, descriptors: list[int]
+) -> None:
+    """Turn this interpreter, which is a template or a standby, into a training process.
 
-    def __init__(self, script: Script, files: Mapping[str, tuple[int, int]], score: int) -> None:
-        self._script = script
-        self._files = files
-        self._score = score
-
-    def begin(self, line: socket.socket, descriptors: list[int]) -> None:
-        with open(descriptors[0], "rb") as file:
-            order = json.load(file)
-        changed = next((path for path, state in self._files.items() if _state(path) != state), "")
-        try:
-            if changed:
-                raise Changed(f"{changed} has changed since it was read")
-            kernel_calls.set_oom_score(self._score)
-            kernel_calls.show_command(order["command"], order["environment"])
-        except (Unfit, OSError) as error:
-            _say(line, unfit=str(error))
-            os._exit(0)
-        kernel_calls.show_name(os.path.basename(order["command"][0]))
-        for stream, descriptor in ((STDOUT, descriptors[1]), (STDERR, descriptors[2])):
-            _take_over(stream, descriptor)
-        os.environ.clear()
-        os.environ.update(order["environment"])
-        sys.orig_argv[:] = order["command"]
-        sys.argv[:] = ["-m", *order["command"][4:]] if self._script.module else order["command"][2:]
-        _be_another()
-        _say(line, begun=True)
-        line.close()
-        try:
-            self._script.run()
-        except BaseException:
-            sys.excepthook = _without_us(sys.excepthook)
-            raise
+    `files` are the states of all imported files, and `score` is the OOM score of training processes.
+    """
+    with open(descriptors[0], "rb") as file:
+        order = json.load(file)
+    changed = next((path for path, state in files.items() if _state(path) != state), "")
+    try:
+        if changed:
+            raise Changed(f"{changed} has changed since it was read")
+        kernel_calls.set_oom_score(score)
+        kernel_calls.show_command(order["command"], order["environment"])
+    except (Unfit, OSError) as error:
+        _say(line, unfit=str(error))
+        os._exit(0)
+    kernel_calls.show_name(os.path.basename(order["command"][0]))
+    for stream, descriptor in ((STDOUT, descriptors[1]), (STDERR, descriptors[2])):
+        _take_over(stream, descriptor)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    sys.orig_argv[:] = order["command"]
+    sys.argv[:] = ["-m", *order["command"][4:]] if script.module else order["command"][2:]
+    _be_another()
+    _say(line, begun=True)
+    line.close()
+    try:
+        script.run()
+    except BaseException:
+        sys.excepthook = _without_us(sys.excepthook)
+        raise
 
 
 # importing ------------------------------------------------------------------------------------------------------------
@@ -309,7 +308,7 @@ def _threads() -> int:
 # forking --------------------------------------------------------------------------------------------------------------
 
 
-def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
+def _fork_on_demand(line: socket.socket, agent: int, begin: Callable[[socket.socket, list[int]], None]) -> None:
     """Fork a standby whenever the agent asks for one on `line`, until the agent asks this process to begin.
 
     Then this process runs the script, and the function returns when the script has ended. Standbys run this loop too. A
@@ -318,7 +317,7 @@ def _fork_on_demand(line: socket.socket, agent: int, start: Start) -> None:
     while True:
         word, descriptors = _hear(line)
         if word == BEGIN:
-            start.begin(line, descriptors)
+            begin(line, descriptors)
             return
         between = os.fork()
         if between:

@@ -194,8 +194,7 @@ class StandbyPool:
                     self.later(REFILL_AFTER)
                 begun()
             elif "warm" in words:
-                self._preload.imported(standby, words)
-                if why := self._preload.too_big(self._ready):
+                if why := self._preload.imported(standby, words, self._ready):
                     self._give_up(why)
                 elif words["left"]:
                     self._queue.disappoint()
@@ -267,8 +266,7 @@ class StandbyPool:
         if "unfit" in words:
             self._unfit(**words)
             return
-        self._preload.imported(new, words)
-        if why := self._preload.too_big(self._ready):
+        if why := self._preload.imported(new, words, self._ready):
             self._give_up(why)
         elif words["left"]:
             self._template = None

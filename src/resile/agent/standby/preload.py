@@ -104,8 +104,11 @@ class Preload:
         self._began = self._loop.time()
         return new
 
-    def imported(self, new: Standby, words: Mapping[str, Any]) -> None:
-        """Measure and log the memory of a template that has finished its imports. `words` is its report of them."""
+    def imported(self, new: Standby, words: Mapping[str, Any], others: Iterable[Standby]) -> str:
+        """Measure and log the memory of a template that has finished its imports. `words` is its report of them.
+
+        Returns a sentence if the template and `others` take more memory than RESILE_STANDBY_MEMORY; otherwise empty.
+        """
         self._need = Bytes(max(kernel_calls.memory_of(new.pid), 1))
         names = [name for name in words["modules"] if not name.startswith("torch.")]
         took = self._loop.time() - self._began
@@ -116,9 +119,6 @@ class Preload:
             self._need // MiB,
             f"; {words['left']}, so it is good for one start" if words["left"] else "",
         )
-
-    def too_big(self, others: Iterable[Standby]) -> str:
-        """A sentence if the template and `others` take more memory than RESILE_STANDBY_MEMORY; otherwise empty."""
         if not self._environ.get(MEMORY):
             return ""
         total = self._need + sum(kernel_calls.memory_of(other.pid) for other in others)
