@@ -185,33 +185,21 @@ class MasterLauncher:
 
     async def end(self, patience: float) -> None:
         """Wait for the end of the supervisor that this agent started. Stop it if it lives after `patience` seconds."""
-        if self._supervisor is None:
-            return
-        try:
-            async with asyncio.timeout(patience):
-                await self._supervisor_ended()
-        except TimeoutError:
+        if not await self._has_ended_within(patience):
             self.stop()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAUNCH_PATIENCE):
-                    await self._supervisor_ended()
+            await self._has_ended_within(LAUNCH_PATIENCE)
 
     def stop(self) -> None:
         if self._supervisor is not None and self._supervisor.poll() is None:
             self._supervisor.terminate()
 
-    async def _supervisor_ended(self) -> None:
-        assert self._supervisor is not None
-        if self._supervisor.poll() is not None:
-            return
-        loop, ended, pidfd = asyncio.get_running_loop(), asyncio.Event(), os.pidfd_open(self._supervisor.pid)
-        loop.add_reader(pidfd, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
-        self._supervisor.wait()
+    async def _has_ended_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._supervisor is not None and self._supervisor.poll() is None:
+                    await asyncio.sleep(0.01)
+                return True
+        return False
 
     def _spawn(self) -> None:
         host = self._endpoint.host if is_loopback(self._endpoint.host) else "0.0.0.0"

@@ -8,6 +8,7 @@ processes can send to one master.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -57,7 +58,7 @@ def read_failure(
     local_rank: int,
     pid: int,
     ended_at: float,
-    error_file: str | None = None,
+    error_file: str = "",
     log_tail: bytes = b"",
     oom_killed: bool = False,
 ) -> WorkerFailure:
@@ -66,7 +67,7 @@ def read_failure(
     `error_file` is its TORCHELASTIC_ERROR_FILE, which need not exist; `log_tail` is the end of its output.
     """
     tail = readable(log_tail.decode("utf-8", errors="replace"))
-    recorded = read_error_file(error_file) if error_file else ErrorFile()
+    recorded = read_error_file(error_file)
     if not recorded.error:
         recorded = find_traceback(tail)._replace(at=recorded.at)
     at = ended_at if recorded.at is None else min(recorded.at, ended_at)
@@ -92,12 +93,12 @@ def in_order(failures: Iterable[WorkerFailure]) -> list[WorkerFailure]:
 
 def tail_of(path: str, limit: int = MAX_LOG_TAIL) -> bytes:
     """The last `limit` bytes of a log file; empty if it cannot be read. Quick for files of any size."""
-    return _read(path, limit, from_end=True) or b""
+    return _read(path, limit, from_end=True)[0]
 
 
 def read_error_file(path: str) -> ErrorFile:
     """Read an error that `@record` of torch wrote, in either of its formats. Fields are empty if there is none."""
-    data = _read(path, MAX_ERROR_FILE + 1)
+    data, written = _read(path, MAX_ERROR_FILE + 1)
     if not data or len(data) > MAX_ERROR_FILE:
         return ErrorFile()
     try:
@@ -105,7 +106,6 @@ def read_error_file(path: str) -> ErrorFile:
     except (ValueError, RecursionError):  # no JSON, or no text
         return ErrorFile()
     message = content.get("message") if isinstance(content, dict) else None
-    written = _mtime(path)
     if isinstance(message, str):
         return ErrorFile(readable(message), "", _moment(content.get("timestamp"), written))
     if not isinstance(message, dict):
@@ -170,65 +170,47 @@ def last_part(text: str, limit: int) -> str:
     return f"{_CUT}\n{rest}" if newline and rest else f"{_CUT}{kept}"
 
 
-def _read(path: str, limit: int, from_end: bool = False) -> bytes | None:
-    # O_NONBLOCK and the check for a regular file: a FIFO at this path must not block the agent
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        return os.pread(descriptor, limit, max(0, status.st_size - limit) if from_end else 0)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
+def _read(path: str, limit: int, from_end: bool = False) -> tuple[bytes, float]:
+    """The contents of a file, up to `limit` bytes, and its modification time. If it cannot be read, it counts as empty.
+
+    A FIFO at this path must not block the agent; hence O_NONBLOCK and the check for a regular file.
+    """
+    with contextlib.suppress(OSError, ValueError), open(path, "rb", opener=_without_waiting) as file:
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode):
+            at = max(0, status.st_size - limit) if from_end else 0
+            return os.pread(file.fileno(), limit, at), status.st_mtime
+    return b"", 0.0
 
 
-def _mtime(path: str) -> float | None:
-    try:
-        return os.stat(path).st_mtime
-    except OSError:
-        return None
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _moment(noted: Any, written: float | None) -> float | None:
+def _moment(noted: Any, written: float) -> float:
     try:
         seconds = float(noted)
     except (TypeError, ValueError):
         return written
-    if not 0 < seconds < float("inf"):
-        return written
-    return written if written is not None and abs(written - seconds) <= _CLOCKS_AGREE else seconds
+    return seconds if 0 < seconds < float("inf") and abs(written - seconds) > _CLOCKS_AGREE else written
 
 
 def oom_kills() -> int:
     """How many processes of this cgroup the kernel has killed for lack of memory; 0 if the kernel does not say."""
     for path in _memory_events():
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            name, _, value = line.partition(" ")
-            if name == "oom_kill" and value.isdigit():
-                return int(value)
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            return int(dict(line.split() for line in path.read_text().splitlines())["oom_kill"])
     return 0
 
 
 def _memory_events() -> list[Path]:
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
     found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        below = path.lstrip("/")
-        if controllers == "memory":
-            found += [_CGROUP_V1 / below / "memory.oom_control", _CGROUP_V1 / "memory.oom_control"]
-        elif not controllers:
-            found += [_CGROUP_V2 / below / "memory.events", _CGROUP_V2 / "memory.events"]
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            below = path.lstrip("/")
+            if controllers == "memory":
+                found += [_CGROUP_V1 / below / "memory.oom_control", _CGROUP_V1 / "memory.oom_control"]
+            elif not controllers:
+                found += [_CGROUP_V2 / below / "memory.events", _CGROUP_V2 / "memory.events"]
     return found
