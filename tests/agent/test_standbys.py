@@ -93,11 +93,16 @@ class Node:
     def ready(self) -> list[int]:
         return [standby.pid for standby in self.standbys._ready]
 
+    def pid_of(self, rank: int) -> int:
+        """The pid of the process that has begun as a local rank; 0 if the rank waits for one."""
+        worker = self.group._alive.get(rank)
+        return worker.process.pid if worker is not None else 0
+
     def start(self, *, warm: bool = True, environ: dict[str, str] | None = None, words: tuple[str, ...] = ()) -> int:
         """Start a process, with other words than usual if there are some; its pid."""
         self.group = WorkerGroup(self.output, self.ends.append, self.standbys if warm else None)
         self.group.start([self.spawn(environ, words)])
-        return self.group.pid_of(0)
+        return self.pid_of(0)
 
     def start_all(self, number: int) -> None:
         """Start so many processes together."""
@@ -401,10 +406,10 @@ async def test_a_process_that_is_wanted_during_the_import_begins_in_that_interpr
     [importing] = children() - before
     ran = asyncio.ensure_future(made.run())
     await asyncio.sleep(0)
-    assert made.group.pid_of(0) == importing
+    assert made.pid_of(0) == importing
     if ending == "frozen":
         os.kill(importing, signal.SIGSTOP)
-        await until(lambda: made.group.pid_of(0) != importing, "a start from scratch")
+        await until(lambda: made.pid_of(0) != importing, "a start from scratch")
     elif ending == "killed":
         os.kill(importing, signal.SIGKILL)
     elif ending == "broken":
@@ -432,7 +437,7 @@ async def test_the_first_processes_of_a_node_and_its_standbys_share_one_import(
     await until((tmp_path / "importing").exists, "an import before anybody asked for a process")
     made.start_all(3)
     assert made.group.alive == 3
-    assert [made.group.pid_of(rank) > 0 for rank in range(3)] == [True, False, False]
+    assert [made.pid_of(rank) > 0 for rank in range(3)] == [True, False, False]
     (tmp_path / "go").touch()
     await until(lambda: made.group.alive == 0, "the end of three processes")
     assert [ended.returncode for ended in made.ends] == [0, 0, 0]
@@ -456,7 +461,7 @@ async def test_more_processes_than_there_are_standbys_share_the_import_as_well(
     if template != "ready":
         os.kill(imported, signal.SIGSTOP)
     made.start_all(3)
-    assert [made.group.pid_of(rank) for rank in range(3)] == [ready, 0, 0]
+    assert [made.pid_of(rank) for rank in range(3)] == [ready, 0, 0]
     if template == "lost":
         os.kill(imported, signal.SIGKILL)
     await until(lambda: made.group.alive == 0, "the end of three processes")
@@ -476,9 +481,9 @@ async def test_an_agent_that_leaves_starts_none_of_those_who_wait(node: Callable
     made.standbys.ahead()
     await until((tmp_path / "importing").exists, "an import")
     made.start_all(3)
-    importing = made.group.pid_of(0)
+    importing = made.pid_of(0)
     made.standbys.close()
-    assert [made.group.pid_of(rank) for rank in range(3)] == [importing, 0, 0]
+    assert [made.pid_of(rank) for rank in range(3)] == [importing, 0, 0]
     await made.group.stop(PATIENCE)
     assert {(ended.pid, ended.returncode) for ended in made.ends} == {(importing, -15), (0, -15)}
     assert len(made.ends) == 3
@@ -499,7 +504,7 @@ async def test_processes_that_wait_for_an_import_start_from_scratch_when_nothing
     made.standbys.ahead()
     await until((tmp_path / "importing").exists, "an import")
     made.start_all(3)
-    importing = made.group.pid_of(0)
+    importing = made.pid_of(0)
     if ending == "killed":
         os.kill(importing, signal.SIGKILL)
     elif ending == "no room":

@@ -209,10 +209,11 @@ class CheckpointServer:
                 self._open(peer, message)
             case Reserve(size=size):
                 peer.send(Reserved(error=self._make_room(self._buffers_of(peer), size)))
-            case Store(buffer=number, sequence=sequence):
-                self._do(self._storing, peer, number, sequence, Stored)
-            case SendReplica(buffer=number, sequence=sequence):
-                self._do(self._copying, peer, number, sequence, ReplicaSent)
+            case Store():
+                self._do(self._storing, self._store, peer, message, Stored)
+            case SendReplica():
+                copy = functools.partial(self.replica_client.copy, peer.local_rank or 0)
+                self._do(self._copying, copy, peer, message, ReplicaSent)
             case AskReplica():
                 peer.send(ReplicaIs(there=self.replica_client.there))
             case OpenReplicas():
@@ -277,27 +278,24 @@ class CheckpointServer:
         return short_of(need, taken, untouched)
 
     def _do(
-        self, thread: WorkThread, peer: Peer, number: int, sequence: int, kind: type[Stored] | type[ReplicaSent]
+        self,
+        thread: WorkThread,
+        work: Callable[[Buffer, int], str],
+        peer: Peer,
+        asked: Store | SendReplica,
+        kind: type[Stored | ReplicaSent],
     ) -> None:
-        """Let `thread` store or copy the save `sequence`, which is in buffer `number` of the process `peer`.
+        """Let `thread` do `work` with the buffer and the sequence number that the process `peer` asked for.
 
-        If `kind` is Stored, the save goes to storage. If `kind` is ReplicaSent, it goes to the partner. The process
-        always gets an answer of type `kind`, also if the work fails.
+        The process always gets an answer of type `kind`, also if the work fails.
         """
-        loop, local_rank = asyncio.get_running_loop(), peer.local_rank or 0
+        loop, buffers = asyncio.get_running_loop(), self._buffers_of(peer)
 
         def answer(error: str) -> None:
-            loop.call_soon_threadsafe(peer.send, kind(sequence=sequence, error=error))
+            loop.call_soon_threadsafe(peer.send, kind(sequence=asked.sequence, error=error))
 
-        buffers = self._buffers_of(peer)
-        if not 0 <= number < len(buffers):
-            answer(f"there is no buffer {number}")
-            return
-        buffer = buffers[number]
-
-        def work() -> str:
-            if kind is Stored:
-                return self._store(buffer, sequence)
-            return self.replica_client.copy(local_rank, buffer, sequence)
-
-        thread.submit(work, buffer, answer=answer)
+        if 0 <= asked.buffer < len(buffers):
+            buffer = buffers[asked.buffer]
+            thread.submit(functools.partial(work, buffer, asked.sequence), buffer, answer=answer)
+        else:
+            answer(f"there is no buffer {asked.buffer}")

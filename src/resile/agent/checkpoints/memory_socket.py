@@ -82,23 +82,18 @@ class MemorySocket:
     def _read(self, peer: Peer) -> None:
         try:
             packet = peer.line.recv(MAX_PACKET)
-            if not packet:
-                self._hang_up(peer)
-                return
-            self._take(peer, packet)
+            message = _decoder.decode(packet) if packet else None
         except BlockingIOError:
             return
         except OSError:  # the process ended with unread answers
-            self._hang_up(peer)
-
-    def _take(self, peer: Peer, packet: bytes) -> None:
-        try:
-            message = _decoder.decode(packet)
+            message = None
         except ValueError as error:
             log.warning("a process that asked for checkpoint memory was cut off: %s", error)
+            message = None
+        if message is None:
             self._hang_up(peer)
-            return
-        self._on_message(peer, message)
+        else:
+            self._on_message(peer, message)
 
     def _hang_up(self, peer: Peer) -> None:
         self._peers.pop(peer.line.fileno(), None)

@@ -90,7 +90,6 @@ class Attempt:
         self._logs = node.logs
         self._on_end = on_end
         self._group = WorkerGroup(node.output, self._ended, node.standbys)
-        self._started = False
         self._stopped_at: float | None = None
         self._stop_signal: int = signal.SIGTERM
         self._oom_kills = oom_kills()
@@ -101,7 +100,7 @@ class Attempt:
 
     @property
     def is_sound(self) -> bool:
-        return self.is_running and self._stopped_at is None
+        return self.is_running and not self.is_stopped
 
     @property
     def is_stopped(self) -> bool:
@@ -110,7 +109,7 @@ class Attempt:
 
     @property
     def has_finished(self) -> bool:
-        return self._started and not self.is_running and self._stopped_at is None and not self.failures
+        return not self.is_running and not self.is_stopped and not self.failures
 
     def log_of(self, failure: WorkerFailure) -> str:
         """The path of the log of the process that failed; empty if no log was kept."""
@@ -123,7 +122,6 @@ class Attempt:
         """Start all processes. If that fails, `on_end` is called with the failure."""
         try:
             self._group.start([self._spawn(rank) for rank in range(self._options.nproc)])
-            self._started = True
         except (CannotStart, NoDeviceError, OSError) as error:
             self._stopped_at = time.time()
             self.failures.append(
@@ -181,7 +179,7 @@ class Attempt:
 
     def _ended(self, ended: Ended) -> None:
         found: list[WorkerFailure] = []
-        if not ended.well and ended.local_rank not in self._dismissed:
+        if ended.returncode and ended.local_rank not in self._dismissed:
             failure = self._failure(ended)
             if self._stopped_at is None:
                 found.append(failure)

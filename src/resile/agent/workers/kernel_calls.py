@@ -84,11 +84,8 @@ def set_oom_score(score: int) -> None:
         file.write(str(score))
 
 
-def yield_cpu() -> int:
-    """Lower the CPU priority of this process, and return the previous priority.
-
-    The priority is not lowered if this process would not be allowed to raise it again.
-    """
+def yield_cpu() -> None:
+    """Lower the CPU priority of this process, unless it would not be allowed to raise it again."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     lower = min(before + _LOWER, 19)
     probe = os.fork()
@@ -101,7 +98,6 @@ def yield_cpu() -> int:
     _, status = os.waitpid(probe, 0)
     if status == 0:
         os.setpriority(os.PRIO_PROCESS, 0, lower)
-    return before
 
 
 def memory_of(pid: int) -> int:

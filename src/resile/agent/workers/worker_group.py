@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from resile.agent.standby.pool import StandbyPool
 from resile.agent.standby.standby import Standby, die_with_agent
@@ -37,10 +37,6 @@ class Ended(NamedTuple):
     """Wall-clock seconds when the agent saw the end of the process."""
     tail: bytes
 
-    @property
-    def well(self) -> bool:
-        return self.returncode == 0
-
 
 class Spawn(NamedTuple):
     command: Sequence[str]
@@ -58,17 +54,8 @@ class CannotStart(Exception):
     """A process could not be started; the text is one sentence."""
 
 
-class Process(Protocol):
-    """A child of the agent, from `Popen` or from a standby."""
-
-    pid: int
-
-    def wait(self) -> int:
-        """Reap the ended process. Returns its exit code, negative for a signal."""
-
-
 class _Worker(NamedTuple):
-    process: Process
+    process: subprocess.Popen[bytes] | Standby
     pidfd: int
     streams: list[Stream]
     tail: Tail
@@ -118,10 +105,6 @@ class WorkerGroup:
         else:
             self._beginning.discard(local_rank)
             _signal_group(worker.process.pid, signal.SIGKILL)
-
-    def pid_of(self, local_rank: int) -> int:
-        worker = self._alive.get(local_rank)
-        return worker.process.pid if worker is not None else 0
 
     def runs(self, local_rank: int) -> bool:
         return local_rank in self._alive or local_rank in self._awaited
@@ -272,7 +255,7 @@ class WorkerGroup:
             self._over(local_rank, worker)
             return
         self._alive[local_rank] = worker._replace(pidfd=pidfd)
-        self._loop.add_reader(pidfd, self._ended, local_rank)
+        self._watch(local_rank)
 
     def _over(self, local_rank: int, worker: _Worker) -> None:
         del self._alive[local_rank]
