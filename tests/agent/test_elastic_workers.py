@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from resile.agent.workers.elastic_workers import ElasticWorkers
-from resile.agent.workers.restart_count import RestartCount
+from resile.agent.workers.launcher import RestartCount
 from resile.agent.workers.restarting_workers import RestartingWorkers
 from resile.api.ids import Rank, Round, Seconds
 from resile.protocol.agent_to_master import (

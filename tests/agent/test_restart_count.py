@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resile.agent.workers.restart_count import RestartCount
+from resile.agent.workers.launcher import RestartCount
 from resile.api.ids import NO_ROUND, Round, Seconds
 
 

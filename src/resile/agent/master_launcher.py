@@ -194,12 +194,20 @@ class MasterLauncher:
             self._supervisor.terminate()
 
     async def _has_ended_within(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
+        if self._supervisor is None or self._supervisor.poll() is not None:
+            return True
+        loop, ended, pidfd = asyncio.get_running_loop(), asyncio.Event(), os.pidfd_open(self._supervisor.pid)
+        loop.add_reader(pidfd, ended.set)
+        try:
             async with asyncio.timeout(seconds):
-                while self._supervisor is not None and self._supervisor.poll() is None:
-                    await asyncio.sleep(0.01)
-                return True
-        return False
+                await ended.wait()
+            self._supervisor.wait()
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
 
     def _spawn(self) -> None:
         host = self._endpoint.host if is_loopback(self._endpoint.host) else "0.0.0.0"
