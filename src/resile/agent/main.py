@@ -248,9 +248,7 @@ def _end_by_defect(done: asyncio.Future[int], loop: asyncio.AbstractEventLoop, c
 def _identity(options: RunOptions, environ: Mapping[str, str]) -> Identity:
     hostname = socket.gethostname()
     if not options.managed:
-        address = options.local_addr or ""
-        rank = Rank(options.node_rank) if options.node_rank is not None else None
-        return Identity(rank=rank, address=address, host=hostname)
+        return Identity(rank=options.node_rank, address=options.local_addr or "", host=hostname)
 
     def number(*names: str) -> int | None:
         values = (environ.get(name, "") for name in names)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from resile.api.ids import Rank
 from resile.api.timeouts import Timeouts, derive
 from resile.protocol.reports import RendezvousConfig
 
@@ -53,9 +54,7 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
     """The name that the master's certificate must hold; empty accepts any, because `tls_ca` signs for masters only."""
 
     def __rich_repr__(self) -> Any:
-        yield "token", "***" if self.token else ""
-        for name in ("token_file", "tls_cert", "tls_key", "tls_ca", "tls_name"):
-            yield name, getattr(self, name)
+        yield from (msgspec.structs.asdict(self) | {"token": "***" if self.token else ""}).items()
 
     def __repr__(self) -> str:
         return f"Security({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
@@ -78,7 +77,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """True if a platform started this node and its master (DLROVER_MASTER_ADDR is set)."""
     hosts: bool | None = None
     """True if this node runs the master. None: it does if the host of `endpoint` is this machine."""
-    node_rank: int | None = None
+    node_rank: Rank | None = None
     """The rank that this node asks for (`--node-rank` of a static rendezvous); None for any."""
     local_addr: str | None = None
     """The address by which other nodes reach this one; None to find it out."""

@@ -175,16 +175,15 @@ class ReplicaServer:
             log.exception("no copy of a checkpoint was taken from %s", peer)
 
     def _proven(self, sock: socket.socket, grip: socket.socket, peer: str) -> BulkStream:
-        with contextlib.ExitStack() as stack:
-            stack.callback(sock.close)
-            try:
-                stream = admit(sock, peer, self._token(), self._tls, PROOF)
-            finally:
-                with self._guard:
-                    self._unproven.pop(grip, None)
-                    grip.close()
-            stack.pop_all()
-            return stream
+        try:
+            return admit(sock, peer, self._token(), self._tls, PROOF)
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            with self._guard:
+                self._unproven.pop(grip, None)
+                grip.close()
 
     def _take(self, stream: BulkStream) -> None:
         copy = stream.hear(ReplicaOffer, time.monotonic() + COPY_GRACE)

@@ -368,10 +368,9 @@ def _be_another() -> None:
     """Make new random seeds and keys, as these must differ between processes. Forget which modules were not found."""
     importlib.invalidate_caches()
     modules: dict[str, Any] = sys.modules  # only modules that were imported
-    if (numbers := modules.get("random")) is not None:
-        numbers.seed()
-    if (numbers := modules.get("numpy.random")) is not None:
-        numbers.seed()
+    for name in ("random", "numpy.random"):
+        if (numbers := modules.get(name)) is not None:
+            numbers.seed()
     if (processes := modules.get("multiprocessing.process")) is not None:
         processes.current_process().authkey = os.urandom(32)
 

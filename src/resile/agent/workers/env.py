@@ -20,17 +20,16 @@ KEPT_BACK = ("RESILE_TOKEN", TOKEN_FILE_VARIABLE, "RESILE_TLS_KEY", OWNER)
 OWNER is set by each training process for its children; the agent's own value would be wrong."""
 
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-_DLROVER_FILES = {
+_DEFAULTS = {
     "DLROVER_PARAL_CONFIG_PATH": "/tmp/dlrover/auto_paral_config.json",
     "RUNTIME_METRICS_PATH": "/tmp/dlrover/runtime_metrics.json",
+    "GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x400000",
 }
-"""Files that DLRover's trainer library reads; a value that the user set is kept."""
+"""Variables that are set unless the user has set them. The first two name files that DLRover's trainer library reads.
 
-_TUNABLES = "GLIBC_TUNABLES"
-_PAST_THE_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x400000"
-"""Copies of 4 MiB and more bypass the CPU caches. Saving many tensors then takes as long as one copy of all bytes;
-with glibc's threshold (104 MB on a machine with a large cache) it takes 1.6 times as long. Other C libraries ignore the
-variable. A value that the user set is kept."""
+With the last one, copies of 4 MiB and more bypass the CPU caches. Saving many tensors then takes as long as one copy of
+all bytes; with glibc's threshold (104 MB on a machine with a large cache) it takes 1.6 times as long. Other C libraries
+ignore the variable."""
 CHANGING = frozenset(
     {
         "LOCAL_RANK",
@@ -114,10 +113,7 @@ def shared_environment(base: Mapping[str, str], *, options: RunOptions) -> dict[
             _NCCL_ERRORS: base.get(_NCCL_ERRORS, "1"),
         }
     )
-    for name, path in _DLROVER_FILES.items():
-        environment.setdefault(name, path)
-    environment.setdefault(_TUNABLES, _PAST_THE_CACHES)
-    return environment
+    return _DEFAULTS | environment
 
 
 def _own_device(visible: str | None, local_rank: int) -> str:

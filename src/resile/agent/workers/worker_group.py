@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -87,14 +88,24 @@ class WorkerGroup:
         """Start a process for each of `spawns`. If one cannot be started, kills the others and raises CannotStart."""
         try:
             for local_rank, spawn in enumerate(spawns):
-                self._start(local_rank, spawn)
-        except OSError as error:
+                self.start_one(local_rank, spawn)
+        except CannotStart:
             self.kill()
-            raise CannotStart(_cannot_start(spawns[0], error)) from error
+            raise
 
     def start_one(self, local_rank: int, spawn: Spawn) -> None:
+        standby = None
+        if self._standbys is not None:
+            standby = self._standbys.take(spawn.environment)
+            if standby is None:
+                start_late = functools.partial(self._start_late, local_rank, spawn)
+                call_off = self._standbys.wait_for(spawn.environment, start_late)
+                if call_off is not None:
+                    self._awaited[local_rank] = call_off
+                    self._empty.clear()
+                    return
         try:
-            self._start(local_rank, spawn)
+            self._start_from(standby, local_rank, spawn)
         except OSError as error:
             raise CannotStart(_cannot_start(spawn, error)) from error
 
@@ -108,20 +119,6 @@ class WorkerGroup:
 
     def runs(self, local_rank: int) -> bool:
         return local_rank in self._alive or local_rank in self._awaited
-
-    def _start(self, local_rank: int, spawn: Spawn) -> None:
-        standby = None
-        if self._standbys is not None:
-            standby = self._standbys.take(spawn.environment)
-            if standby is None:
-                call_off = self._standbys.wait_for(
-                    spawn.environment, lambda come: self._start_late(local_rank, spawn, come)
-                )
-                if call_off is not None:
-                    self._awaited[local_rank] = call_off
-                    self._empty.clear()
-                    return
-        self._start_from(standby, local_rank, spawn)
 
     def _start_late(self, local_rank: int, spawn: Spawn, standby: Standby | None) -> None:
         self._awaited.pop(local_rank, None)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from resile.agent.options import DLROVER_ROLE, Endpoint, RunOptions, Security, Std
 from resile.api.defaults import DEFAULT_RECOVERY_BUDGET
-from resile.api.ids import Seconds
+from resile.api.ids import Rank, Seconds
 from resile.api.timeouts import BadTimeouts, Timeouts, derive
 from resile.cli.run.devices import DEVICE_KINDS, DEVICE_OF_ACCELERATOR, count_devices, usable_cpus
 from resile.cli.run.flags import FLAGS, FlagError, Given
@@ -160,7 +160,7 @@ class _Rendezvous(NamedTuple):
     endpoint: Endpoint | None = None
     managed: bool = False
     hosts: bool | None = None
-    node_rank: int | None = None
+    node_rank: Rank | None = None
 
 
 def _rendezvous_config(given: Given, min_nodes: int, max_nodes: int, conf: RdzvConf) -> RendezvousConfig:
