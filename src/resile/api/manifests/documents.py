@@ -27,20 +27,12 @@ def load_documents(text: str | bytes) -> list[Any]:
     if len(raw) > MAX_TEXT:
         raise _bad(f"the manifest must be at most {MAX_TEXT // 1024} KiB, not {-(-len(raw) // 1024)} KiB")
     try:
-        loader = _Loader(raw.decode("utf-8"))
+        documents = yaml.load_all(raw.decode("utf-8"), _Loader)
+        return [document for document in documents if document is not None]
     except UnicodeDecodeError:
         raise _bad("the manifest is not UTF-8 text") from None
     except yaml.YAMLError as error:
         raise _bad(_told(error)) from None
-    try:
-        documents = []
-        while loader.check_data():  # type: ignore[no-untyped-call]
-            documents.append(loader.get_data())
-    except yaml.YAMLError as error:
-        raise _bad(_told(error)) from None
-    finally:
-        loader.dispose()
-    return [document for document in documents if document is not None]
 
 
 class _Loader(yaml.SafeLoader):
@@ -51,14 +43,11 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise _Refused(f"is nested deeper than {MAX_DEPTH} levels", self._mark())
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise _Refused(f"is nested deeper than {MAX_DEPTH} levels", mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
-
-    def _mark(self) -> yaml.Mark:
-        mark: yaml.Mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-        return mark
 
     def construct_document(self, node: yaml.Node) -> Any:
         if _expanded(node, {}) > MAX_NODES:
