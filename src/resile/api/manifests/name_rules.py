@@ -22,21 +22,11 @@ _ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*", re.ASCII)
 
 def check_dns_label(value: str, path: str, errors: ManifestErrors) -> None:
     """Add an error if `value` is no valid name of a namespace or container."""
-    if not _DNS_LABEL.fullmatch(value) or len(value) > MAX_LABEL:
-        errors.add(
-            path,
-            f"must be at most {MAX_LABEL} lower-case letters, digits and '-', "
-            f"starting and ending with a letter or digit, not {shown(value)}",
-        )
+    _check(value, _DNS_LABEL, MAX_LABEL, "lower-case letters, digits and '-'", path, errors)
 
 
 def check_object_name(value: str, path: str, errors: ManifestErrors) -> None:
-    if not OBJECT_NAMES.fullmatch(value) or len(value) > MAX_OBJECT_NAME:
-        errors.add(
-            path,
-            f"must be at most {MAX_OBJECT_NAME} lower-case letters, digits, '-' and '.', "
-            f"starting and ending with a letter or digit, not {shown(value)}",
-        )
+    _check(value, OBJECT_NAMES, MAX_OBJECT_NAME, "lower-case letters, digits, '-' and '.'", path, errors)
 
 
 def check_labels(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
@@ -45,14 +35,16 @@ def check_labels(value: dict[str, Any], path: str, errors: ManifestErrors) -> No
             errors.add(
                 under(path, key), "is not a label's key: letters, digits, '-', '_', '.', after an optional prefix/"
             )
-        if isinstance(item, str) and (not _LABEL_VALUE.fullmatch(item) or len(item) > MAX_LABEL):
-            errors.add(
-                under(path, key),
-                f"must be at most {MAX_LABEL} letters, digits, '-', '_' and '.', "
-                f"starting and ending with a letter or digit, not {shown(item)}",
-            )
+        if isinstance(item, str):
+            _check(item, _LABEL_VALUE, MAX_LABEL, "letters, digits, '-', '_' and '.'", under(path, key), errors)
 
 
 def check_env_name(value: str, path: str, errors: ManifestErrors) -> None:
     if not _ENV_NAME.fullmatch(value):
         errors.add(path, f"must be letters, digits, '_', '-' and '.', not starting with a digit, not {shown(value)}")
+
+
+def _check(value: str, form: re.Pattern[str], longest: int, characters: str, path: str, errors: ManifestErrors) -> None:
+    if not form.fullmatch(value) or len(value) > longest:
+        allowed = f"at most {longest} {characters}, starting and ending with a letter or digit"
+        errors.add(path, f"must be {allowed}, not {shown(value)}")
