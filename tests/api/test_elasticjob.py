@@ -329,7 +329,7 @@ def test_every_master_option_is_read() -> None:
     }
     errors = ManifestErrors()
     timeouts = read_options(annotations, "metadata.annotations", errors)
-    assert (timeouts.recovery_budget, timeouts.pend, errors.found()) == (60.0, 600.0, ())
+    assert (timeouts.recovery_budget, timeouts.pend, errors.found()) == (60.0, 600.0, [])
 
 
 @pytest.mark.parametrize(

@@ -161,11 +161,11 @@ class ResourceKind(abc.ABC):
 
     def read(self, document: Manifest, errors: ManifestErrors) -> Resource | None:
         """Read a manifest without `apiVersion` and `kind`. If it has errors, adds them to `errors` and returns None."""
-        before = errors.count
+        before = len(errors)
         resource: Resource | None = read(self.definition.type, document, errors)
         if resource is not None:
             self.check(resource, errors)
-        return resource if errors.count == before else None
+        return resource if len(errors) == before else None
 
     @abc.abstractmethod
     def check(self, resource: Any, errors: ManifestErrors) -> None:

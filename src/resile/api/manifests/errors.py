@@ -46,35 +46,23 @@ class ManifestErrors:
         self._document = document
         self._found: list[ManifestError] = []
         self._paths: set[str] = set()
-        self._left_out = 0
 
     def add(self, path: str, problem: str) -> None:
-        """Add an error, unless the same field has one already. Errors beyond `MAX_ERRORS` are only counted."""
-        if path and path in self._paths:
-            return
-        self._paths.add(path)
-        if len(self._found) >= MAX_ERRORS:
-            self._left_out += 1
-            return
-        self._found.append(ManifestError(path, problem, self._document))
+        """Add an error, unless the same field has one already."""
+        if not path or path not in self._paths:
+            self._paths.add(path)
+            self._found.append(ManifestError(path, problem, self._document))
 
-    @property
-    def count(self) -> int:
+    def __len__(self) -> int:
         """The number of errors so far. Compare it before and after reading a value to see if the value has errors."""
-        return len(self._found) + self._left_out
+        return len(self._found)
 
-    def __bool__(self) -> bool:
-        return bool(self._found)
-
-    def found(self) -> tuple[ManifestError, ...]:
-        """The errors in the order in which the fields were read. If some were left out, the last one says how many."""
-        if not self._left_out:
-            return tuple(self._found)
-        return (*self._found, ManifestError("", f"and {self._left_out} more errors", self._document))
-
-    def raise_if_any(self) -> None:
-        if self._found:
-            raise BadManifest(self.found())
+    def found(self) -> list[ManifestError]:
+        """The first `MAX_ERRORS` errors, in the order in which the fields were read; a last one counts the others."""
+        left_out = len(self._found) - MAX_ERRORS
+        if left_out <= 0:
+            return self._found
+        return [*self._found[:MAX_ERRORS], ManifestError("", f"and {left_out} more errors", self._document)]
 
 
 def under(path: str, field: str | int) -> str:

@@ -5,7 +5,7 @@ All other fields are passed to Kubernetes unread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
@@ -93,16 +93,31 @@ def is_gpu(name: str) -> bool:
 
 def check_template(value: Template, path: str, errors: ManifestErrors) -> None:
     """Check the template of a node, which must have at least one container."""
-    spec = _mapping(value, "spec", path, errors, required=True)
-    if spec is not None:
-        _check_pod_spec(spec, under(path, "spec"), errors, required=True)
+    spec, at = value.get("spec"), under(path, "spec")
+    if spec is None:
+        errors.add(at, "must be given")
+    elif isinstance(spec, dict) and not spec.get("containers"):
+        got = "nothing" if spec.get("containers") is None else "an empty one"
+        errors.add(under(at, "containers"), f"must be a list with at least one container, not {got}")
+    check_partial_template(value, path, errors)
 
 
 def check_partial_template(value: Template, path: str, errors: ManifestErrors) -> None:
     """Check the template of a master, which may be partial because it is merged into a complete one."""
-    spec = _mapping(value, "spec", path, errors)
-    if spec is not None:
-        _check_pod_spec(spec, under(path, "spec"), errors, required=False)
+    spec, path = _mapping(value, "spec", path, errors), under(path, "spec")
+    names: set[str] = set()
+    for field in ("containers", "initContainers"):
+        for container, at in _mappings(spec, field, path, errors):
+            _check_container(container, at, errors)
+            name = container.get("name")
+            if isinstance(name, str) and name in names:
+                errors.add(under(at, "name"), f"must differ from the other containers' names, not {shown(name)} again")
+            elif isinstance(name, str):
+                names.add(name)
+    grace = spec.get("terminationGracePeriodSeconds")
+    if grace is not None and (isinstance(grace, bool) or not isinstance(grace, int) or grace < 0):
+        problem = f"must be a whole number of 0 or more, not {shown(grace)}"
+        errors.add(under(path, "terminationGracePeriodSeconds"), problem)
 
 
 def check_resources(value: dict[str, Any], path: str, errors: ManifestErrors) -> None:
@@ -121,30 +136,9 @@ def check_resources(value: dict[str, Any], path: str, errors: ManifestErrors) ->
 
 
 def check_env_entry(entry: dict[str, Any], path: str, errors: ManifestErrors) -> None:
-    _check(entry, "value", str, text_problem, path, errors)
-    source = _mapping(entry, "valueFrom", path, errors)
-    if source is not None and entry.get("value"):
+    _check(entry, "value", str, path, errors)
+    if _check(entry, "valueFrom", dict, path, errors) and entry.get("valueFrom") is not None and entry.get("value"):
         errors.add(path, "must have either value or valueFrom, not both")
-
-
-def _check_pod_spec(spec: dict[str, Any], path: str, errors: ManifestErrors, *, required: bool) -> None:
-    if required and not spec.get("containers"):
-        got = "nothing" if spec.get("containers") is None else "an empty one"
-        errors.add(under(path, "containers"), f"must be a list with at least one container, not {got}")
-    names: set[str] = set()
-    for field in ("containers", "initContainers"):
-        for container, at in _mappings(spec, field, path, errors):
-            _check_container(container, at, errors)
-            name = container.get("name")
-            if isinstance(name, str) and name in names:
-                errors.add(under(at, "name"), f"must differ from the other containers' names, not {shown(name)} again")
-            elif isinstance(name, str):
-                names.add(name)
-    grace = spec.get("terminationGracePeriodSeconds")
-    if grace is not None and (isinstance(grace, bool) or not isinstance(grace, int) or grace < 0):
-        errors.add(
-            under(path, "terminationGracePeriodSeconds"), f"must be a whole number of 0 or more, not {shown(grace)}"
-        )
 
 
 _CONTAINER_FIELDS = (
@@ -163,7 +157,7 @@ def _check_container(container: Container, path: str, errors: ManifestErrors) ->
     name = container.get("name")
     if name is None:
         errors.add(under(path, "name"), "must be given")
-    elif _check(container, "name", str, text_problem, path, errors):
+    elif _check(container, "name", str, path, errors):
         check_dns_label(name, under(path, "name"), errors)
     for field in ("command", "args"):
         for word, at in _items(container, field, path, errors):
@@ -172,21 +166,20 @@ def _check_container(container: Container, path: str, errors: ManifestErrors) ->
     for entry, at in _mappings(container, "env", path, errors):
         if entry.get("name") is None:
             errors.add(under(at, "name"), "must be given")
-        elif _check(entry, "name", str, text_problem, at, errors):
+        elif _check(entry, "name", str, at, errors):
             check_env_name(entry["name"], under(at, "name"), errors)
         check_env_entry(entry, at, errors)
     resources = _mapping(container, "resources", path, errors)
-    if resources is not None:
-        _check_requests_and_limits(resources, under(path, "resources"), errors)
+    _check_requests_and_limits(resources, under(path, "resources"), errors)
 
 
 def _check_requests_and_limits(resources: dict[str, Any], path: str, errors: ManifestErrors) -> None:
-    before = errors.count
-    requests = _mapping(resources, "requests", path, errors) or {}
-    limits = _mapping(resources, "limits", path, errors) or {}
+    before = len(errors)
+    requests = _mapping(resources, "requests", path, errors)
+    limits = _mapping(resources, "limits", path, errors)
     check_resources(requests, under(path, "requests"), errors)
     check_resources(limits, under(path, "limits"), errors)
-    if errors.count > before:
+    if len(errors) > before:
         return
     for name, given in requests.items():
         limit = limits.get(name)
@@ -196,38 +189,22 @@ def _check_requests_and_limits(resources: dict[str, Any], path: str, errors: Man
             )
 
 
-def _check(
-    owner: dict[str, Any],
-    field: str,
-    kind: type | tuple[type, ...],
-    problem: Callable[[Any], str],
-    path: str,
-    errors: ManifestErrors,
-) -> bool:
-    """Check the type of a field of `owner`. Returns True if the field is absent or has the type `kind`.
-
-    Otherwise adds an error with the text `problem(value)`, and returns False.
-    """
+def _check(owner: dict[str, Any], field: str, kind: type, path: str, errors: ManifestErrors) -> bool:
+    """True if a field of `owner` is absent or has the type `kind` (str, dict or list). Otherwise adds an error."""
     value = owner.get(field)
     if value is None or isinstance(value, kind):
         return True
-    errors.add(under(path, field), problem(value))
+    wanted = "a mapping" if kind is dict else "a list"
+    errors.add(under(path, field), text_problem(value) if kind is str else f"must be {wanted}, not {shown(value)}")
     return False
 
 
-def _mapping(
-    owner: dict[str, Any], field: str, path: str, errors: ManifestErrors, *, required: bool = False
-) -> dict[str, Any] | None:
-    if required and owner.get(field) is None:
-        errors.add(under(path, field), "must be given")
-        return None
-    if _check(owner, field, dict, lambda value: f"must be a mapping, not {shown(value)}", path, errors):
-        return owner.get(field)
-    return None
+def _mapping(owner: dict[str, Any], field: str, path: str, errors: ManifestErrors) -> dict[str, Any]:
+    return (owner.get(field) or {}) if _check(owner, field, dict, path, errors) else {}
 
 
 def _items(owner: dict[str, Any], field: str, path: str, errors: ManifestErrors) -> Iterator[tuple[Any, str]]:
-    if _check(owner, field, list, lambda value: f"must be a list, not {shown(value)}", path, errors):
+    if _check(owner, field, list, path, errors):
         for at, item in enumerate(owner.get(field) or ()):
             yield item, under(under(path, field), at)
 

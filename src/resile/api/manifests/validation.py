@@ -46,9 +46,9 @@ def read(kind: type[T], document: Any, errors: ManifestErrors, path: str = "") -
 
     If there are errors, adds them to `errors` and returns None. The paths in these errors begin with `path`.
     """
-    before = errors.count
+    before = len(errors)
     cleaned = _walk(_shape(cast(Hashable, kind)), document, path, errors)
-    return msgspec.convert(cleaned, kind) if errors.count == before else None
+    return msgspec.convert(cleaned, kind) if len(errors) == before else None
 
 
 @functools.cache
@@ -59,14 +59,17 @@ def _shape(kind: Hashable) -> inspect.Type:
 def _walk(kind: inspect.Type, value: Any, path: str, errors: ManifestErrors) -> Any:
     match kind:
         case inspect.Metadata(type=inner, extra=extra):
-            before = errors.count
+            before = len(errors)
             cleaned = _walk(inner, value, path, errors)
             # A mapping is checked even if its fields have errors; a scalar only if its type is right.
-            if extra and (errors.count == before or isinstance(value, dict)):
+            if extra and (len(errors) == before or isinstance(value, dict)):
                 extra[_RULE](cleaned, path, errors)
             return cleaned
         case inspect.UnionType(types=types):
             return _walk_union(types, value, path, errors)
+        case inspect.StructType() | inspect.DictType() if not isinstance(value, dict):
+            errors.add(path, f"must be a mapping, not {shown(value)}")
+            return {}
         case inspect.StructType():
             return _walk_struct(kind, value, path, errors)
         case inspect.DictType(value_type=inner):
@@ -93,10 +96,7 @@ def _walk_union(types: tuple[inspect.Type, ...], value: Any, path: str, errors: 
     return value
 
 
-def _walk_struct(kind: inspect.StructType, value: Any, path: str, errors: ManifestErrors) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        errors.add(path, f"must be a mapping, not {shown(value)}")
-        return {}
+def _walk_struct(kind: inspect.StructType, value: dict[Any, Any], path: str, errors: ManifestErrors) -> dict[str, Any]:
     fields = {field.encode_name: field for field in kind.fields}
     cleaned: dict[str, Any] = {}
     for name, item in value.items():
@@ -112,10 +112,7 @@ def _walk_struct(kind: inspect.StructType, value: Any, path: str, errors: Manife
     return cleaned
 
 
-def _walk_mapping(inner: inspect.Type, value: Any, path: str, errors: ManifestErrors) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        errors.add(path, f"must be a mapping, not {shown(value)}")
-        return {}
+def _walk_mapping(inner: inspect.Type, value: dict[Any, Any], path: str, errors: ManifestErrors) -> dict[str, Any]:
     cleaned: dict[str, Any] = {}
     for name, item in value.items():
         if not isinstance(name, str):

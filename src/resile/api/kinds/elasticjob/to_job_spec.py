@@ -13,7 +13,7 @@ from resile.api.kinds.base import Role
 from resile.api.kinds.elasticjob.master_options import read_options
 from resile.api.kinds.elasticjob.resource import ElasticJob, EnvVar, MasterSpec, OptimizeMode, ReplicaSpec
 from resile.api.kinds.elasticjob.roles import CHIEF, MASTER_ROLE, PS, ROLES, WORKER
-from resile.api.manifests.errors import ManifestErrors
+from resile.api.manifests.errors import BadManifest, ManifestErrors
 from resile.api.manifests.pod_template import command_of, literal_env, main_container, read_resources, resources_of
 
 NAME = "elasticjob"
@@ -34,7 +34,8 @@ def to_job_spec(job: ElasticJob) -> JobSpec:
     roles = _roles(job)
     if not any(role.replicas for role in roles.values()):
         errors.add("spec.replicaSpecs", "must have a role with replicas of 1 or more")
-    errors.raise_if_any()
+    if errors:
+        raise BadManifest(errors.found())
     master = job.spec.replica_specs.master
     return JobSpec(
         name=job.metadata.name,
