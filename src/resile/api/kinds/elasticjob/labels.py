@@ -9,16 +9,8 @@ from __future__ import annotations
 from resile.api.ids import NodeId, Rank
 from resile.api.kinds.elasticjob.roles import MASTER_ROLE
 
-APP = "app"
-APP_VALUE = "dlrover"
-MASTER_APP = "app.kubernetes.io/name"
-MASTER_APP_VALUE = "elasticjob"
-
 JOB_NAME = "elasticjob-name"
-REPLICA_TYPE = "replica-type"
 REPLICA_INDEX = "replica-index"
-RANK_INDEX = "rank-index"
-RESTART_COUNT = "restart-count"
 
 PREFIX = "elasticjob.dlrover/"
 PREFIXED_JOB_NAME = f"{PREFIX}name"
@@ -27,7 +19,7 @@ PREFIXED_REPLICA_INDEX = f"{PREFIX}replica-index"
 PREFIXED_RANK_INDEX = f"{PREFIX}rank-index"
 PREFIXED_RELAUNCH_COUNT = f"{PREFIX}relaunch-count"
 
-MASTERS = {MASTER_APP: MASTER_APP_VALUE}
+MASTERS = {"app.kubernetes.io/name": "elasticjob"}
 
 JOB_LABELS = (JOB_NAME, PREFIXED_JOB_NAME)
 """The labels by which a pod or a plan names its job."""
@@ -42,28 +34,18 @@ def role_selector(job: str, role: str) -> dict[str, str]:
 
 def node_labels(job: str, *, role: str, node_id: NodeId, rank: Rank, relaunch_count: int = 0) -> dict[str, str]:
     return {
-        APP: APP_VALUE,
-        JOB_NAME: job,
-        REPLICA_TYPE: role,
-        REPLICA_INDEX: str(node_id),
-        RANK_INDEX: str(rank),
-        RESTART_COUNT: str(relaunch_count),
-        PREFIXED_JOB_NAME: job,
-        PREFIXED_REPLICA_TYPE: role,
-        PREFIXED_REPLICA_INDEX: str(node_id),
+        **_pod_labels(job, role, node_id),
+        "rank-index": str(rank),
         PREFIXED_RANK_INDEX: str(rank),
+        "restart-count": str(relaunch_count),
         PREFIXED_RELAUNCH_COUNT: str(relaunch_count),
     }
 
 
 def master_labels(job: str, index: int = 0) -> dict[str, str]:
-    return {
-        APP: APP_VALUE,
-        MASTER_APP: MASTER_APP_VALUE,
-        JOB_NAME: job,
-        REPLICA_TYPE: MASTER_ROLE,
-        REPLICA_INDEX: str(index),
-        PREFIXED_JOB_NAME: job,
-        PREFIXED_REPLICA_TYPE: MASTER_ROLE,
-        PREFIXED_REPLICA_INDEX: str(index),
-    }
+    return {**MASTERS, **_pod_labels(job, MASTER_ROLE, index)}
+
+
+def _pod_labels(job: str, role: str, index: int) -> dict[str, str]:
+    first_generation = {JOB_NAME: job, "replica-type": role, REPLICA_INDEX: str(index)}
+    return {"app": "dlrover", **first_generation, **role_selector(job, role), PREFIXED_REPLICA_INDEX: str(index)}

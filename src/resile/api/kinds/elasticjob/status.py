@@ -14,6 +14,7 @@ import msgspec
 
 from resile.api.job_phase import JobPhase
 from resile.api.job_report import FailureReport, JobReport, NodeCounts
+from resile.api.kinds.base import Manifest
 from resile.api.kinds.elasticjob.labels import role_selector
 from resile.api.kinds.elasticjob.resource import (
     Condition,
@@ -25,7 +26,14 @@ from resile.api.kinds.elasticjob.resource import (
 )
 from resile.api.timestamps import moment, stamp
 
-Manifest = dict[str, Any]
+_COUNTS = {
+    "initial": "launching",
+    "pending": "pending",
+    "active": "running",
+    "succeeded": "succeeded",
+    "failed": "failed",
+}
+"""The fields of a `ReplicaStatus`, and those of a `NodeCounts` with the same meaning."""
 
 
 def phase_of(item: Manifest) -> JobPhase | None:
@@ -46,7 +54,10 @@ def report_of(item: Manifest) -> JobReport:
         phase=phase_of(item) or JobPhase.CREATED,
         reason=status.get("reason") or "",
         message=status.get("message") or "",
-        nodes={role: _counts(count) for role, count in (inner.get("replicaStatuses") or {}).items()},
+        nodes={
+            role: NodeCounts(**{ours: count.get(theirs) or 0 for theirs, ours in _COUNTS.items()})
+            for role, count in (inner.get("replicaStatuses") or {}).items()
+        },
         started_at=moment(inner.get("startTime")),
         ended_at=moment(inner.get("completionTime")),
         plan=status.get("scalePlan") or "",
@@ -147,35 +158,14 @@ def _stamped(at: float | None) -> str:
     return "" if at is None else stamp(at)
 
 
-def _counts(count: Manifest) -> NodeCounts:
-    return NodeCounts(
-        launching=count.get("initial") or 0,
-        pending=count.get("pending") or 0,
-        running=count.get("active") or 0,
-        succeeded=count.get("succeeded") or 0,
-        failed=count.get("failed") or 0,
-    )
-
-
 def _replicas(count: NodeCounts, job: str, role: str) -> ReplicaStatus:
-    return ReplicaStatus(
-        initial=count.launching,
-        pending=count.pending,
-        active=count.running,
-        succeeded=count.succeeded,
-        failed=count.failed,
-        label_selector=",".join(f"{label}={value}" for label, value in role_selector(job, role).items()),
-    )
+    selector = ",".join(f"{label}={value}" for label, value in role_selector(job, role).items())
+    return ReplicaStatus(**{theirs: getattr(count, ours) for theirs, ours in _COUNTS.items()}, label_selector=selector)
 
 
 def _last_failure(failure: FailureReport) -> LastFailure:
-    return LastFailure(
-        node=failure.node,
-        reason=failure.reason,
-        message=failure.message,
-        time=stamp(failure.at),
-        exit_code=failure.exit_code,
-    )
+    told = msgspec.structs.asdict(failure)
+    return LastFailure(time=stamp(told.pop("at")), **told)
 
 
 def _failure(told: Manifest) -> FailureReport:
