@@ -24,7 +24,7 @@ from lightkube.types import PatchType
 
 from benchmarks.harness import BIN, GaveUp, Workplace, say, wait_for
 from benchmarks.kube import api
-from resile.api.kinds.elasticjob.resource import API_VERSION
+from resile.api.kinds.elasticjob.kind import ELASTIC_JOB
 from resile.api.timestamps import stamp
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -189,7 +189,7 @@ def elastic_job(name: str, worker: dict[str, Any], replicas: int, **roles: Any) 
     """A job of workers with this pod spec."""
     role = {"replicas": replicas, "restartCount": 100, "template": {"spec": worker}}
     return {
-        "apiVersion": API_VERSION,
+        "apiVersion": ELASTIC_JOB.definition.api_version,
         "kind": "ElasticJob",
         "metadata": {"name": name},
         "spec": {"distributionStrategy": "AllreduceStrategy", "replicaSpecs": {"worker": role, **roles}},

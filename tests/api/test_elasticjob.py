@@ -290,7 +290,7 @@ def test_a_spec_shares_nothing_with_its_manifest() -> None:
     manifest = job(envs={"A": {"value": "1"}})
     read = read_job(manifest)
     to_job_spec(read).roles["worker"].template["spec"]["containers"].clear()
-    assert read.spec.replica_specs.given()["worker"].template == pod("train.sh")
+    assert read.spec.replica_specs.worker.template == pod("train.sh")
     assert manifest["spec"]["replicaSpecs"]["worker"]["template"] == pod("train.sh")
 
 

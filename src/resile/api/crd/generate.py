@@ -69,12 +69,12 @@ def cel_patch(definition: Definition) -> list[Object]:
 
 def _root(definition: Definition, *, cel: bool) -> Schema:
     schema = copy.deepcopy(schema_of(definition.type))
-    properties = schema["properties"]
-    properties["apiVersion"] = {
-        "description": f"The version of this resource: {definition.api_version}.",
-        "type": "string",
+    version = f"The version of this resource: {definition.api_version}."
+    schema["properties"] = {
+        "apiVersion": {"description": version, "type": "string"},
+        "kind": {"description": f"The kind of this resource: {definition.kind}.", "type": "string"},
+        **schema["properties"],
     }
-    properties["kind"] = {"description": f"The kind of this resource: {definition.kind}.", "type": "string"}
     for rule in definition.rules if cel else ():
         at = schema
         for field in rule.path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from resile.api.job import JobSpec, Strategy
 from resile.api.kinds.base import Column, Definition, JobKind, Manifest, Rule, Sample
 from resile.api.kinds.elasticjob import labels, names, status
 from resile.api.kinds.elasticjob.environment import node_environment
-from resile.api.kinds.elasticjob.resource import GROUP, KIND, VERSION, ElasticJob
+from resile.api.kinds.elasticjob.resource import ElasticJob
 from resile.api.kinds.elasticjob.roles import LEGACY_MASTER_ROLE, MASTER_ROLE, ROLE_NAMES, ROLES, WORKER
 from resile.api.kinds.elasticjob.to_job_spec import NAME, to_job_spec
 from resile.api.manifests.errors import ManifestErrors
@@ -31,9 +32,9 @@ class ElasticJobKind(JobKind):
     scaled_role = WORKER.name
     masters = labels.MASTERS
     definition = Definition(
-        group=GROUP,
-        version=VERSION,
-        kind=KIND,
+        group="elastic.iml.github.io",
+        version="v1alpha1",
+        kind="ElasticJob",
         plural="elasticjobs",
         short="ej",
         type=ElasticJob,
@@ -69,8 +70,6 @@ class ElasticJobKind(JobKind):
     node_name = staticmethod(names.node_name)
     node_of = staticmethod(names.node_of)
     master_name = staticmethod(names.master_name)
-    token_secret = staticmethod(names.token_secret)
-    tls_secret = staticmethod(names.tls_secret)
     node_labels = staticmethod(labels.node_labels)
     master_labels = staticmethod(labels.master_labels)
     environment = staticmethod(node_environment)
@@ -82,6 +81,12 @@ class ElasticJobKind(JobKind):
 
     def to_job_spec(self, resource: Any) -> JobSpec:
         return to_job_spec(resource)
+
+    def token_secret(self, job: str) -> str:
+        return f"elasticjob-{job}-token"
+
+    def tls_secret(self, job: str) -> str:
+        return f"elasticjob-{job}-tls"
 
     def master_index_of(self, pod_labels: Mapping[str, str]) -> int:
         return _number(pod_labels.get(labels.REPLICA_INDEX))
@@ -125,15 +130,14 @@ class ElasticJobKind(JobKind):
 
     def masters_part(self, item: Manifest) -> JobSpec:
         """Make a dummy job with one worker. It has the user's changes to the master's pod, unless they have errors."""
-        spec = item.get("spec")
-        given = ((spec.get("replicaSpecs") or {}) if isinstance(spec, dict) else {}) or {}
-        master = given.get(MASTER_ROLE) if isinstance(given, dict) else None
+        master = None
+        with contextlib.suppress(LookupError, TypeError):  # any part of the manifest may be missing, or something else
+            master = item["spec"]["replicaSpecs"][MASTER_ROLE]
         metadata = {field: item["metadata"][field] for field in ("name", "namespace", "uid")}
         template = {"spec": {"containers": [{"name": MAIN, "image": "none", "command": ["true"]}]}}
         worker = {"replicas": 1, "template": template}
-        for part in ({MASTER_ROLE: master}, {}) if master is not None else ({},):
-            roles = {**part, WORKER.name: worker}
-            bare = {"distributionStrategy": Strategy.ALLREDUCE.value, "replicaSpecs": roles}
+        for part in ({MASTER_ROLE: master}, {}):
+            bare = {"distributionStrategy": Strategy.ALLREDUCE.value, "replicaSpecs": {**part, WORKER.name: worker}}
             read = self.read({"metadata": metadata, "spec": bare}, ManifestErrors())
             if read is not None:
                 return self.to_job_spec(read)
@@ -149,7 +153,7 @@ class ElasticJobKind(JobKind):
         worker = {"replicas": 2, "restartCount": 3, "template": {"spec": {"containers": [container]}}}
         manifest = {
             "apiVersion": self.definition.api_version,
-            "kind": KIND,
+            "kind": self.definition.kind,
             "metadata": {"name": "sample", "namespace": namespace},
             "spec": {"distributionStrategy": Strategy.ALLREDUCE.value, "replicaSpecs": {WORKER.name: worker}},
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from resile.api.ids import NodeId, NodeKey
-from resile.api.kinds.elasticjob.roles import MASTER_ROLE, ROLES
+from resile.api.kinds.elasticjob.roles import MASTER_ROLE, ROLE_NAMES
 from resile.api.manifests.errors import ManifestErrors, shown
 from resile.api.manifests.name_rules import MAX_LABEL
 
@@ -13,8 +13,7 @@ MAX_JOB_NAME = MAX_LABEL - len(f"elasticjob--{MASTER_ROLE}")
 """The longest name of a job: with it, the name of its master's Service is as long as a DNS label may be."""
 
 JOB_NAMES = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
-_ROLE_NAMES = "|".join(role.name for role in ROLES)
-_NODE_NAME = re.compile(rf"(?P<job>.+)-edljob-(?P<role>{_ROLE_NAMES})-(?P<id>0|[1-9][0-9]{{0,8}})", re.ASCII)
+_NODE_NAME = re.compile(rf"(?P<job>.+)-edljob-(?P<role>{'|'.join(ROLE_NAMES)})-(?P<id>0|[1-9][0-9]{{0,8}})", re.ASCII)
 
 
 def node_name(job: str, role: str, node_id: int) -> str:
@@ -31,14 +30,6 @@ def node_of(name: str, job: str) -> NodeKey | None:
 
 def master_name(job: str) -> str:
     return f"elasticjob-{job}-{MASTER_ROLE}"
-
-
-def token_secret(job: str) -> str:
-    return f"elasticjob-{job}-token"
-
-
-def tls_secret(job: str) -> str:
-    return f"elasticjob-{job}-tls"
 
 
 def check_job_name(value: str, path: str, errors: ManifestErrors) -> None:

@@ -33,11 +33,6 @@ from resile.api.manifests.pod_template import (
 from resile.api.manifests.validation import matching, rule
 from resile.api.quantity import QUANTITY
 
-GROUP = "elastic.iml.github.io"
-VERSION = "v1alpha1"
-API_VERSION = f"{GROUP}/{VERSION}"
-KIND = "ElasticJob"
-
 _MISSPELT_MANUAL = "manunal"
 """The constant for `manual` as DLRover spells it."""
 
@@ -185,15 +180,6 @@ class ReplicaSpecs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     legacy_master: MasterSpec | None = msgspec.field(name=LEGACY_MASTER_ROLE, default=None)
     """The old name of dlrover-master; give one of the two."""
 
-    def given(self) -> dict[str, ReplicaSpec]:
-        """The roles that the manifest declares, without the master, in the order in which tables list them."""
-        return {role: spec for role in ROLE_NAMES if (spec := getattr(self, role)) is not None}
-
-    @property
-    def master(self) -> MasterSpec | None:
-        """The changes to the master's pod, under the present or the old name of its role; None if there are none."""
-        return self.dlrover_master or self.legacy_master
-
 
 class ElasticJobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """The job that the user wants: its roles, and how their nodes train together."""
@@ -323,8 +309,6 @@ class ElasticJobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 class ElasticJob(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One elastic training job: its nodes are replaced when they fail and may become more or fewer while it trains."""
 
-    api_version: str = API_VERSION
-    kind: str = KIND
     metadata: Annotated[Metadata, rule(_check_metadata, properties={"name": _NAME_SCHEMA})]
     spec: ElasticJobSpec
     status: ElasticJobStatus = ElasticJobStatus()

@@ -36,7 +36,7 @@ def to_job_spec(job: ElasticJob) -> JobSpec:
         errors.add("spec.replicaSpecs", "must have a role with replicas of 1 or more")
     if errors:
         raise BadManifest(errors.found())
-    master = job.spec.replica_specs.master
+    master = job.spec.replica_specs.dlrover_master or job.spec.replica_specs.legacy_master
     return JobSpec(
         name=job.metadata.name,
         namespace=job.metadata.namespace,
@@ -58,9 +58,8 @@ def _roles(job: ElasticJob) -> dict[str, RoleSpec]:
     may_scale = spec.optimize_mode is not OptimizeMode.MANUAL and spec.enable_elastic_scheduling is not False
     is_ps_job = spec.distribution_strategy is Strategy.PARAMETER_SERVER
     roles: dict[str, RoleSpec] = {}
-    given = spec.replica_specs.given()
     for role in ROLES:
-        replica = given.get(role.name)
+        replica: ReplicaSpec | None = getattr(spec.replica_specs, role.name)
         if replica is None:
             continue
         auto_scale = may_scale and replica.auto_scale is not False
@@ -68,7 +67,7 @@ def _roles(job: ElasticJob) -> dict[str, RoleSpec]:
         if replicas is None:
             replicas = STARTING_REPLICAS if is_ps_job and auto_scale and role in (PS, WORKER) else 0
         roles[role.name] = _declared(role, replica, replicas=replicas, auto_scale=auto_scale, envs=spec.envs)
-    worker = given.get(WORKER.name)
+    worker = spec.replica_specs.worker
     if is_ps_job and worker is not None and CHIEF.name not in roles and roles[WORKER.name].replicas:
         workers = roles[WORKER.name]
         chief = _declared(CHIEF, worker, replicas=1, auto_scale=workers.auto_scale, envs=spec.envs)

@@ -15,16 +15,14 @@ import msgspec
 from resile.api.ids import NodeId, NodeKey
 from resile.api.kinds.base import PlanPhase
 from resile.api.kinds.elasticjob.labels import JOB_LABELS, SCALE_TYPE
-from resile.api.kinds.elasticjob.names import node_name, node_of
-from resile.api.kinds.elasticjob.resource import API_VERSION, Count, Quantity
+from resile.api.kinds.elasticjob.names import node_of
+from resile.api.kinds.elasticjob.resource import Count, Quantity
 from resile.api.kinds.elasticjob.roles import CHIEF, EVALUATOR, PS, ROLE_NAMES, WORKER
 from resile.api.manifests.errors import ManifestErrors, listed, shown, under
 from resile.api.manifests.metadata import Metadata
 from resile.api.manifests.name_rules import MAX_OBJECT_NAME, OBJECT_NAMES, check_object_name
 from resile.api.manifests.pod_template import check_resources
 from resile.api.manifests.validation import matching, rule
-
-KIND = "ScalePlan"
 
 
 class ScaleType(enum.StrEnum):
@@ -150,18 +148,12 @@ _NAME_SCHEMA = {"type": "string", "maxLength": MAX_OBJECT_NAME, "pattern": match
 
 def job_named(owner_job: str, labels: Mapping[str, str]) -> str:
     """The job that a plan changes: `ownerJob`, else the job that the labels name; empty if neither is given."""
-    return owner_job or next(iter(_labelled_jobs(labels).values()), "")
-
-
-def _labelled_jobs(labels: Mapping[str, str]) -> dict[str, str]:
-    return {label: labels[label] for label in JOB_LABELS if label in labels}
+    return owner_job or next((labels[label] for label in JOB_LABELS if label in labels), "")
 
 
 class ScalePlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One change to the nodes of a running job, executed once."""
 
-    api_version: str = API_VERSION
-    kind: str = KIND
     metadata: Annotated[Metadata, rule(_check_metadata, properties={"name": _NAME_SCHEMA})]
     spec: Annotated[ScalePlanSpec, rule(_check_spec, anyOf=[{"required": [change]} for change in _CHANGES])]
     status: ScalePlanStatus = ScalePlanStatus()
@@ -174,18 +166,3 @@ class ScalePlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     def scale_type(self) -> ScaleType:
         """The type in the plan's label `scale-type`; `manual`, a user's plan, without the label."""
         return ScaleType(self.metadata.labels.get(SCALE_TYPE, ScaleType.MANUAL))
-
-    def check(self, errors: ManifestErrors) -> None:
-        """Add errors about the plan as a whole: it names no job, or two jobs, or a pod of another job."""
-        if not self.job:
-            errors.add("spec.ownerJob", "must be given")
-            return
-        for label, job in _labelled_jobs(self.metadata.labels).items():
-            if job != self.job:
-                errors.add(f"metadata.labels.{label}", f"must be {self.job} like spec.ownerJob, not {shown(job)}")
-        for field, pods in (("removePods", self.spec.remove_pods), ("migratePods", self.spec.migrate_pods)):
-            for at, pod in enumerate(pods):
-                if pod.name and pod.node(self.job) is None:
-                    path = f"spec.{field}[{at}].name"
-                    such = node_name(self.job, PS.name, 0)
-                    errors.add(path, f"must be a pod of the job such as {such}, not {shown(pod.name)}")
