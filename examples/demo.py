@@ -17,8 +17,8 @@ from resile.api.ids import Seconds
 from resile.api.job_view import JobEvent, JobView, OutageView
 from resile.api.kinds.elasticjob.resource import ElasticJob
 from resile.api.kinds.elasticjob.to_job_spec import to_job_spec
-from resile.chaos.faults import Injected, NothingToInjectError
-from resile.chaos.inject_local import kill_node, kill_process
+from resile.chaos.faults import Injected, KillNode, KillProcess, NothingToInjectError
+from resile.chaos.inject_local import inject
 from resile.cli.commands.submit import read_manifest_file
 from resile.cli.output.follow import Follower, Screen, clock, screen_for
 from resile.cli.output.tables import table
@@ -97,7 +97,8 @@ def perform(follower: Follower, job: LocalJob, screen: Screen) -> tuple[list[Inj
         if not steady(view, strikes):
             calm_since = view.step
         elif view.step - max(calm_since, 0) >= STEPS_BEFORE_A_STRIKE and len(strikes) < 2:
-            strike = kill_process(directory) if not strikes else kill_node(directory, running_node(directory.path))
+            fault = KillNode(running_node(directory.path)) if strikes else KillProcess()
+            strike = inject(directory, fault)
             strikes.append(strike)
             announce(screen, view, strike)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resile.chaos.faults import NothingToInjectError
-from resile.chaos.inject_local import kill_master, kill_node
+from resile.chaos.faults import KillMaster, KillNode, NothingToInjectError
+from resile.chaos.inject_local import inject
 from resile.platform.local import files
 from resile.wire.job_directory import MasterAddress
 from tests.cli.cli_runner import CliRunner
@@ -85,12 +85,12 @@ def test_a_pid_that_came_to_mean_another_process_is_never_struck(bench):
             record = files.read(path, files.NodeFile)
             files.write(path, msgspec.structs.replace(record, pid=bystander.pid))
             with pytest.raises(NothingToInjectError, match="has ended by itself"):
-                kill_node(directory, "worker-0")
+                inject(directory, KillNode("worker-0"))
             files.write(path, record)
             address = directory.address()
             directory.announce(MasterAddress(host=address.host, port=address.port, pid=bystander.pid))
             with pytest.raises(NothingToInjectError, match="is no longer the job's master"):
-                kill_master(directory)
+                inject(directory, KillMaster())
             directory.announce(address)
             assert bystander.poll() is None
         finally:

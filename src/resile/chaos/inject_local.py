@@ -32,9 +32,8 @@ from resile.platform.local.shim import start_time, stat_of
 from resile.wire.env import WORKER
 from resile.wire.job_directory import JobDirectory
 
-RANK_VARIABLE = "RANK"
 SWEEPS = 10
-"""How often at most `freeze_node` lists a node's processes, to find those that were forked meanwhile."""
+"""How often at most `FreezeNode` lists a node's processes, to find those that were forked meanwhile."""
 
 
 class TrainingProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,22 +45,23 @@ class TrainingProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inject(directory: JobDirectory, fault: Fault) -> Injected:
+    """Inject `fault` into a job. The shims of its nodes and the supervisor of its master stay alive."""
     match fault:
         case KillProcess(node, rank):
-            return kill_process(directory, node, rank)
+            return _kill_process(directory, node, rank)
         case KillNode(node):
-            return kill_node(directory, node)
+            return _signal_node(directory, node, signal.SIGKILL, "killed")
         case FreezeNode(node):
-            return freeze_node(directory, node)
+            return _signal_node(directory, node, signal.SIGSTOP, "froze", sweeps=SWEEPS)
         case ThawNode(node):
             return _signal_node(directory, node, signal.SIGCONT, "thawed")
         case KillMaster():
             return kill_master(directory)
 
 
-def kill_process(directory: JobDirectory, node: str | None = None, rank: int | None = None) -> Injected:
+def _kill_process(directory: JobDirectory, node: str | None, rank: int | None) -> Injected:
     nodes = [_node(directory, node)] if node else _running(directory)
-    found = [process for record in nodes for process in training_processes(directory, record)]
+    found = [process for record in nodes for process in _training_processes(directory, record)]
     if rank is not None:
         found = [process for process in found if process.rank == rank]
     if not found:
@@ -75,15 +75,6 @@ def kill_process(directory: JobDirectory, node: str | None = None, rank: int | N
         raise NothingToInjectError(f"the training process {victim.pid} of {victim.node} ended by itself")
     named = f"rank {victim.rank} of {victim.node}" if victim.rank >= 0 else f"a training process of {victim.node}"
     return Injected(what=f"killed {named}", at=at, pids=pids, node=victim.node)
-
-
-def kill_node(directory: JobDirectory, node: str) -> Injected:
-    """SIGKILL every process of a node, as if its machine had lost power. The node's shim stays alive."""
-    return _signal_node(directory, node, signal.SIGKILL, "killed")
-
-
-def freeze_node(directory: JobDirectory, node: str) -> Injected:
-    return _signal_node(directory, node, signal.SIGSTOP, "froze", sweeps=SWEEPS)
 
 
 def _signal_node(directory: JobDirectory, name: str, number: signal.Signals, verb: str, *, sweeps: int = 1) -> Injected:
@@ -102,16 +93,17 @@ def _signal_node(directory: JobDirectory, name: str, number: signal.Signals, ver
 
 def kill_master(directory: JobDirectory) -> Injected:
     """SIGKILL the job's master, which `master.json` names. Its supervisor stays alive."""
-    file = directory.path / "master.json"
     address = directory.address()
     if address is None or not directory.master_lives():
         raise NothingToInjectError("the job has no master that lives")
-    pidfd = _open(address.pid)
+    pidfd = processes.open_pidfd(address.pid, start_time(address.pid))
     if pidfd is None:
         raise NothingToInjectError(f"the master (pid {address.pid}) is gone")
     try:
         # The pidfd holds the process. A process that began after the file was written did not write it.
-        if _began(address.pid) > file.stat().st_mtime or not _is_master(address.pid, directory.path):
+        if _began(address.pid) > (directory.path / "master.json").stat().st_mtime or not _is_master(
+            address.pid, directory.path
+        ):
             raise NothingToInjectError(f"pid {address.pid} is no longer the job's master")
         at = time.time()
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -122,7 +114,7 @@ def kill_master(directory: JobDirectory) -> Injected:
     return Injected(what="killed the master", at=at, pids=[address.pid])
 
 
-def training_processes(directory: JobDirectory, record: files.NodeRecord) -> list[TrainingProcess]:
+def _training_processes(directory: JobDirectory, record: files.NodeRecord) -> list[TrainingProcess]:
     """The training processes of a node, sorted by rank; not their children, such as data loaders."""
     found: list[TrainingProcess] = []
     pids = [process for process in _processes(directory, record) if _variable(process[0], WORKER) is not None]
@@ -130,7 +122,7 @@ def training_processes(directory: JobDirectory, record: files.NodeRecord) -> lis
     for pid, start in pids:
         fields = stat_of(str(pid))
         if fields and int(fields[1]) not in workers:
-            rank = _variable(pid, RANK_VARIABLE) or ""
+            rank = _variable(pid, "RANK") or ""
             number = int(rank) if rank.isdigit() else -1
             found.append(TrainingProcess(node=str(record.node), pid=pid, start=start, rank=number))
     return sorted(found, key=lambda process: (process.rank, process.pid))
@@ -170,13 +162,6 @@ def _send(targets: Iterable[tuple[int, int]], number: signal.Signals) -> list[in
             signal.pidfd_send_signal(pidfd, number)
         os.close(pidfd)
     return [pid for pid, _ in held]
-
-
-def _open(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None
 
 
 def _began(pid: int) -> float:
