@@ -9,11 +9,14 @@ from __future__ import annotations
 from resile.protocol.message import Message
 
 
-class OpenDataset(Message, frozen=True, kw_only=True):
-    """Register a data set. A repeated request changes nothing. A known `name` with other values gives an error."""
-
+class _Numbered(Message, frozen=True, kw_only=True):
     worker: str
     request: int
+
+
+class OpenDataset(_Numbered, frozen=True, kw_only=True):
+    """Register a data set. A repeated request changes nothing. A known `name` with other values gives an error."""
+
     name: str
     size: int
     shard_size: int
@@ -22,37 +25,29 @@ class OpenDataset(Message, frozen=True, kw_only=True):
     """Shuffles the order of shards, the same way for every worker; None keeps them in order."""
 
 
-class TakeShard(Message, frozen=True, kw_only=True):
+class TakeShard(_Numbered, frozen=True, kw_only=True):
     """Ask for the next shard. The answer comes when a shard can be granted, or when it is certain that none is left."""
 
-    worker: str
-    request: int
     dataset: str
 
 
-class ShardProgress(Message, frozen=True, kw_only=True):
+class ShardProgress(_Numbered, frozen=True, kw_only=True):
     """Report that every record before `upto` of the shard under `lease` is done."""
 
-    worker: str
-    request: int
     dataset: str
     lease: int
     upto: int
 
 
-class DatasetOpen(Message, frozen=True, kw_only=True):
+class DatasetOpen(_Numbered, frozen=True, kw_only=True):
     """Answer to OpenDataset; `error` is empty or one sentence."""
 
-    worker: str
-    request: int
     error: str = ""
 
 
-class ShardGranted(Message, frozen=True, kw_only=True):
+class ShardGranted(_Numbered, frozen=True, kw_only=True):
     """Answer to TakeShard: records [start, end) of `epoch`. If `lease` is 0 and `error` is empty, no shard is left."""
 
-    worker: str
-    request: int
     lease: int = 0
     epoch: int = 0
     start: int = 0
@@ -60,11 +55,9 @@ class ShardGranted(Message, frozen=True, kw_only=True):
     error: str = ""
 
 
-class ShardNoted(Message, frozen=True, kw_only=True):
+class ShardNoted(_Numbered, frozen=True, kw_only=True):
     """Answer to ShardProgress. `counted` is False if the worker does not have the lease any more."""
 
-    worker: str
-    request: int
     counted: bool
 
 
