@@ -16,11 +16,8 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     def over(self, below: NodeResources) -> NodeResources:
         """Copy these resources. If an amount is None, the copy has the amount of `below`."""
-        return NodeResources(
-            memory=below.memory if self.memory is None else self.memory,
-            cpu=below.cpu if self.cpu is None else self.cpu,
-            gpu=below.gpu if self.gpu is None else self.gpu,
-        )
+        given = {name: amount for name, amount in msgspec.structs.asdict(self).items() if amount is not None}
+        return msgspec.structs.replace(below, **given)
 
 
 class RoleChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -22,10 +22,6 @@ from resile.api.manifests.metadata import Metadata
 
 Schema = dict[str, Any]
 
-INT_OR_STRING = "x-kubernetes-int-or-string"
-PRESERVE = "x-kubernetes-preserve-unknown-fields"
-LIST_TYPE = "x-kubernetes-list-type"
-
 
 def schema_of(kind: type) -> Schema:
     """The schema of the type of a resource or of a field, as plain data. Raises `TypeError` if there can be none."""
@@ -41,11 +37,11 @@ def _schema(kind: inspect.Type) -> Schema:
         case inspect.StructType():
             return _struct(kind)
         case inspect.DictType(value_type=inspect.AnyType()):
-            return {"type": "object", PRESERVE: True}
+            return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
         case inspect.DictType(value_type=inner):
             return {"type": "object", "additionalProperties": _schema(inner)}
         case inspect.VarTupleType(item_type=inner) | inspect.ListType(item_type=inner):
-            return {"type": "array", "items": _schema(inner), LIST_TYPE: "atomic"}
+            return {"type": "array", "items": _schema(inner), "x-kubernetes-list-type": "atomic"}
         case inspect.UnionType(types=types):
             return _union(types)
         case inspect.EnumType(cls=choices):
@@ -97,7 +93,7 @@ def _union(types: tuple[inspect.Type, ...]) -> Schema:
         return _schema(kinds[0])
     names = {type(one) for one in kinds}
     if names == {inspect.StrType, inspect.IntType, inspect.FloatType}:
-        return {INT_OR_STRING: True}
+        return {"x-kubernetes-int-or-string": True}
     raise TypeError(f"a resource's field may be any of {kinds}, which structural schemas do not have")
 
 
