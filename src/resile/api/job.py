@@ -110,13 +110,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def trains(self, role: str) -> bool:
         """True if the agents of this role join rounds. On bare machines, always True."""
-        declared = self.roles.get(role)
-        return not self.roles if declared is None else declared.trains
+        return self.roles[role].trains if role in self.roles else not self.managed
 
     def decides_end(self, role: str) -> bool:
         """True if the job succeeds only after the nodes of this role have succeeded. On bare machines, always True."""
-        declared = self.roles.get(role)
-        return not self.roles if declared is None else declared.decides_end
+        return self.roles[role].decides_end if role in self.roles else not self.managed
 
     def exit_grace(self, role: str) -> Seconds:
         """How long a node of this role may take to save and end: the role's `grace`, else the job's `exit_grace`."""
@@ -131,4 +129,4 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def role_order(self, role: str) -> int:
         """The index of a role among the job's roles, to sort by; an unknown role comes last."""
-        return next((at for at, name in enumerate(self.roles) if name == role), len(self.roles))
+        return [*self.roles, role].index(role)

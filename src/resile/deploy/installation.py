@@ -51,27 +51,23 @@ def service_account(namespace: str = NAMESPACE) -> Object:
 
 
 def operator_role(namespace: str = NAMESPACE) -> list[Object]:
-    account = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     return [
         {**_object(f"{_RBAC}/v1", "ClusterRole", NAME), "rules": rbac.operator_rules()},
-        {**_object(f"{_RBAC}/v1", "ClusterRoleBinding", NAME), **_binding("ClusterRole", NAME, account)},
+        {**_object(f"{_RBAC}/v1", "ClusterRoleBinding", NAME), **_binding("ClusterRole", NAME, NAME, namespace)},
     ]
 
 
 def election_role(namespace: str = NAMESPACE) -> list[Object]:
     name = f"{NAME}-leader-election"
-    account = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     return [
         {**_object(f"{_RBAC}/v1", "Role", name, namespace), "rules": rbac.election_rules(NAME)},
-        {**_object(f"{_RBAC}/v1", "RoleBinding", name, namespace), **_binding("Role", name, account)},
+        {**_object(f"{_RBAC}/v1", "RoleBinding", name, namespace), **_binding("Role", name, NAME, namespace)},
     ]
 
 
 def user_roles() -> list[Object]:
     """ClusterRoles that allow work with jobs. Kubernetes adds their rules to its own roles view, edit and admin."""
-    aggregate = f"{_RBAC}/aggregate-to-"
-    see = {f"{aggregate}view": "true"}
-    change = {f"{aggregate}edit": "true"}
+    see, change = {f"{_RBAC}/aggregate-to-view": "true"}, {f"{_RBAC}/aggregate-to-edit": "true"}
     return [
         {**_object(f"{_RBAC}/v1", "ClusterRole", "resile-view", labels=see), "rules": rbac.viewer_rules()},
         {**_object(f"{_RBAC}/v1", "ClusterRole", "resile-edit", labels=change), "rules": rbac.editor_rules()},
@@ -106,10 +102,9 @@ def default_role() -> list[Object]:
     """
     name, version = "default-role", f"{_RBAC}/v1"
     binding = {"apiVersion": version, "kind": "RoleBinding", "metadata": {"name": "default-rolebinding"}}
-    account = {"kind": "ServiceAccount", "name": "default", "namespace": JOBS_NAMESPACE}
     return [
         {"apiVersion": version, "kind": "Role", "metadata": {"name": name}, "rules": []},
-        {**binding, **_binding("Role", name, account)},
+        {**binding, **_binding("Role", name, "default", JOBS_NAMESPACE)},
     ]
 
 
@@ -187,7 +182,8 @@ def _from_pod(name: str, path: str) -> Object:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _binding(kind: str, role: str, subject: Object) -> Object:
+def _binding(kind: str, role: str, account: str, namespace: str) -> Object:
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
     return {"roleRef": {"apiGroup": _RBAC, "kind": kind, "name": role}, "subjects": [subject]}
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from resile.api.crd.generate import cel_patch, crd
 from resile.api.kinds import registry
-from resile.api.kinds.base import Definition, ResourceKind, Sample
+from resile.api.kinds.base import Definition, ResourceKind
 from resile.deploy import installation
 
 Object = dict[str, Any]
@@ -54,17 +54,23 @@ def to_yaml(objects: Iterable[Any]) -> str:
 def files() -> dict[str, str]:
     """The text of every file of `config/`, by its path in that folder."""
     definitions = [kind.definition for kind in registry.kinds()]
-    crds = [f"bases/{definition.group}_{definition.plural}.yaml" for definition in definitions]
-    samples = {f"samples/{_sample_file(kind)}": _sample(kind) for kind in registry.kinds()}
+    crds = {f"bases/{definition.group}_{definition.plural}.yaml": [crd(definition)] for definition in definitions}
+    rbac = {
+        "service_account.yaml": [installation.service_account()],
+        "operator_role.yaml": installation.operator_role(),
+        "leader_election_role.yaml": installation.election_role(),
+        "user_roles.yaml": installation.user_roles(),
+    }
+    samples = {
+        f"samples/{_sample_file(kind)}": kind.sample(installation.IMAGE, installation.JOBS_NAMESPACE)
+        for kind in registry.kinds()
+    }
     name, _, tag = installation.IMAGE.partition(":")
     written: dict[str, list[Any]] = {
-        "crd/kustomization.yaml": [_kustomization(crds)],
-        **{f"crd/{path}": [crd(definition)] for path, definition in zip(crds, definitions, strict=True)},
-        "rbac/kustomization.yaml": [_kustomization([f"{part}.yaml" for part in _RBAC])],
-        "rbac/service_account.yaml": [installation.service_account()],
-        "rbac/operator_role.yaml": installation.operator_role(),
-        "rbac/leader_election_role.yaml": installation.election_role(),
-        "rbac/user_roles.yaml": installation.user_roles(),
+        "crd/kustomization.yaml": [_kustomization([*crds])],
+        **{f"crd/{path}": objects for path, objects in crds.items()},
+        "rbac/kustomization.yaml": [_kustomization([*rbac])],
+        **{f"rbac/{path}": objects for path, objects in rbac.items()},
         "operator/kustomization.yaml": [
             _kustomization(["deployment.yaml"], images=[{"name": name, "newName": name, "newTag": tag}])
         ],
@@ -96,33 +102,20 @@ def write(folder: Path) -> None:
         (folder / path).write_text(text, encoding="utf-8")
 
 
-_RBAC = ("service_account", "operator_role", "leader_election_role", "user_roles")
-
-
 def _commented(objects: list[Any], comment: str) -> str:
     lines = [*comment.splitlines(), _GENERATED]
     return "".join(f"# {line}\n" for line in lines) + to_yaml(objects)
 
 
 def _kustomization(resources: list[str], **more: Any) -> Object:
-    return {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": resources,
-        **more,
-    }
+    header = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    return {**header, "resources": resources, **more}
 
 
 def _cel(definition: Definition) -> Object:
-    return {
-        "target": {"kind": "CustomResourceDefinition", "name": definition.name},
-        "path": f"{definition.plural}.yaml",
-    }
+    target = {"kind": "CustomResourceDefinition", "name": definition.name}
+    return {"target": target, "path": f"{definition.plural}.yaml"}
 
 
 def _sample_file(kind: ResourceKind) -> str:
     return f"{kind.definition.kind.lower()}.yaml"
-
-
-def _sample(kind: ResourceKind) -> Sample:
-    return kind.sample(installation.IMAGE, installation.JOBS_NAMESPACE)
