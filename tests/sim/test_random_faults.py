@@ -26,10 +26,10 @@ def test_invariants_hold_under_random_faults_for_long(chunk):
 
 
 def test_seeds_cover_good_ends_bad_ends_and_deaths_of_the_master():
-    reports = [simulate(seed) for seed in range(150)]
-    assert {report.phase for report in reports} == {Phase.SUCCEEDED, Phase.FAILED}
-    assert sum(report.master_crashes for report in reports) > 20
-    assert max(report.rounds for report in reports) > 5
+    ended = [simulate(seed) for seed in range(150)]
+    assert {cluster.state.phase for cluster in ended} == {Phase.SUCCEEDED, Phase.FAILED}
+    assert sum(cluster.master_crashes for cluster in ended) > 20
+    assert max(cluster.checks.rounds for cluster in ended) > 5
 
 
 @pytest.mark.parametrize("seed", [1, 7, 42])

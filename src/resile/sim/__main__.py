@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 
 from resile.sim.cluster import Cluster
-from resile.sim.simulate import SimulationFailed, render, run_and_report
+from resile.sim.simulate import SimulationFailed, render, run
 
 
 def main() -> int:
@@ -21,18 +21,19 @@ def main() -> int:
     for seed in range(arguments.seed, arguments.seed + arguments.count):
         cluster = Cluster(seed)
         try:
-            report = run_and_report(seed, cluster)
+            run(cluster, seed)
         except SimulationFailed as failed:
             broken += 1
             print(f"seed {seed}: {failed}", file=sys.stderr)
         else:
-            endings[report.reason] += 1
+            state, checks = cluster.state, cluster.checks
+            endings[state.reason] += 1
             if arguments.count == 1:
                 print(
-                    f"seed {seed}: {report.phase} ({report.reason}: {report.message}) "
-                    f"after {report.virtual_seconds:.1f} virtual seconds, {report.events} events, "
-                    f"{report.rounds} rounds, {report.nodes} nodes, "
-                    f"{report.master_crashes} deaths of the master"
+                    f"seed {seed}: {state.phase} ({state.reason}: {state.message}) "
+                    f"after {cluster.clock.now:.1f} virtual seconds, {checks.events} events, "
+                    f"{checks.rounds} rounds, {len(state.nodes)} nodes, "
+                    f"{cluster.master_crashes} deaths of the master"
                 )
         if arguments.verbose:
             print("\n".join(render(line) for line in cluster.trace))

@@ -6,15 +6,18 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
-Call = Callable[[], None]
+Call = Callable[[], object]
 
 
 class Timer:
-    """A planned call. A cancelled timer stays in the clock's queue, which skips it when its moment comes."""
+    """A planned call. A cancelled timer stays in the clock's queue, which skips it when its moment comes.
+
+    `Timer()` is a timer that was never planned.
+    """
 
     __slots__ = ("call",)
 
-    def __init__(self, call: Call | None) -> None:
+    def __init__(self, call: Call | None = None) -> None:
         self.call = call
 
     def cancel(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
 from itertools import count
 
 import msgspec
@@ -18,13 +17,13 @@ from resile.core.state import JobState, new_state
 from resile.protocol.job_changes import Change
 from resile.sim.clock import Clock
 from resile.sim.invariants import Invariants, require
-from resile.sim.schedule import Schedule, draw
+from resile.sim.reference_ledger import ReferenceLedger
+from resile.sim.schedule import draw
 from resile.sim.world.agent import Mode, SimAgent
 from resile.sim.world.elastic_agent import ElasticAgent
 from resile.sim.world.master import MemoryJournal, SimMaster
-from resile.sim.world.network import Network
 from resile.sim.world.platform import SimPlatform
-from resile.sim.world.training import SAVE_EVERY, SimTraining
+from resile.sim.world.training import SimTraining
 
 ASK_AGAIN = 1.0
 """Seconds after which a person repeats a request that was not answered."""
@@ -37,22 +36,18 @@ class Cluster:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.clock = Clock()
-        self.schedule: Schedule = draw(self.rng)
-        self.net = Network(self.clock, self.rng)
-        self.data = self.schedule.data
-        every = 1 if self.schedule.elastic else SAVE_EVERY
-        self.training = (
-            None if self.data else SimTraining(self.clock, self.schedule.steps, self.schedule.step_time, every)
-        )
-        self.heartbeat: float = self.schedule.spec.timeouts.heartbeat
-        self.platform = SimPlatform(self, self.schedule.behaviour)
+        self.schedule = draw(self.rng)
+        self.calm = False
+        """True if no message is late or repeated any more, and no launch goes wrong."""
+        self.training = None if self.schedule.data else SimTraining(self.clock, self.schedule)
+        self.platform = SimPlatform(self)
         self.agents: list[SimAgent] = []
         self.trace: list[Line] = []
         self.checks = Invariants()
+        self.ledger = ReferenceLedger()
         self.process_failures = 0
         self.node_failures = 0
         self.master_crashes = 0
-        self._pids = count(100)
         self._requests = count(1)
         self._wanted: deque[ev.ChangeWanted] = deque()
         state = new_state(self.schedule.spec, 0.0)
@@ -62,7 +57,7 @@ class Cluster:
         self.master.submit(ev.Started())
         if not self.schedule.spec.managed:
             for _ in range(self.schedule.nodes):
-                self.clock.after(self.rng.uniform(0.0, 4.0), self.arrive)
+                self.clock.after(self.rng.uniform(0.0, 4.0), self.boot)
 
     @property
     def state(self) -> JobState:
@@ -77,58 +72,38 @@ class Cluster:
 
     # agents --------------------------------------------------------------------------------------------------------
 
-    def arrive(self) -> None:
-        self.boot(None)
-
-    def boot(self, key: NodeKey | None) -> SimAgent:
+    def boot(self, key: NodeKey | None = None) -> SimAgent:
+        """Start an agent on the node `key`, or on a bare machine if `key` is None."""
         kind = ElasticAgent if self.schedule.elastic else SimAgent
-        agent = kind(self, f"agent{len(self.agents)}", self.schedule.rendezvous, self.schedule.nproc, key)
+        agent = kind(self, f"agent{len(self.agents)}", key)
         self.tell(agent.incarnation, f"starts on {key or 'a bare machine'}")
         self.agents.append(agent)
         agent.connect()
         return agent
 
-    def reach(self) -> SimMaster | None:
-        return None if self.master.dead else self.master
-
     def new_pid(self) -> int:
         """Return an unused process id for a process that fails, and count the failure in `process_failures`."""
         self.process_failures += 1
-        return next(self._pids)
+        return self.process_failures
 
-    # the platform and people ---------------------------------------------------------------------------------------
-
-    def watcher(self) -> Callable[[ev.NodeSeen], None]:
-        master = self.master
-        return lambda seen: None if master.dead else master.submit(seen)
+    # people --------------------------------------------------------------------------------------------------------
 
     def replied(self, reply: de.Reply) -> None:
         if self._wanted and self._wanted[0].request == reply.request:
             self._wanted.popleft()
-            self._ask()
+            if self._wanted:
+                self._ask(self._wanted[0])
 
     def ask_for(self, change: Change) -> None:
         """Queue a change. The master is asked for one change at a time, and is asked again until it replies."""
         self._wanted.append(ev.ChangeWanted(change=change, request=next(self._requests)))
         if len(self._wanted) == 1:
-            self._ask()
+            self._ask(self._wanted[0])
 
-    def forget(self, uid: str) -> None:
-        """Delete a plan. If the master is dead, no master ever learns of the deletion."""
-        if not self.master.dead:
-            self.master.submit(ev.PlanDeleted(uid=uid))
-
-    def _ask(self) -> None:
-        if not self._wanted:
-            return
-        wanted = self._wanted[0]
-        if not self.master.dead:
+    def _ask(self, wanted: ev.ChangeWanted) -> None:
+        if wanted in self._wanted:
             self.master.submit(wanted)
-        self.clock.after(ASK_AGAIN, lambda: self._ask_again(wanted))
-
-    def _ask_again(self, wanted: ev.ChangeWanted) -> None:
-        if self._wanted and self._wanted[0] is wanted:
-            self._ask()
+            self.clock.after(ASK_AGAIN, lambda: self._ask(wanted))
 
     # the master's death --------------------------------------------------------------------------------------------
 

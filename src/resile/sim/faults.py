@@ -7,6 +7,7 @@ from functools import partial
 from resile.api.ids import Bytes, GiB, NodeId, NodeKey, Rank
 from resile.api.kinds.run.names import WORKER
 from resile.api.plan import Migration, NewNode, NodeResources, Plan, RoleChange
+from resile.core.events import PlanDeleted
 from resile.protocol.job_changes import Scale, Suspend
 from resile.protocol.reports import NodeEnd, NodeStatus
 from resile.sim.cluster import Cluster
@@ -17,14 +18,13 @@ from resile.sim.world.agent import SimAgent
 def arm(cluster: Cluster) -> None:
     """Schedule every fault of the cluster's schedule.
 
-    10 s after `FAULTS_UNTIL`, the network and the platform become reliable: no message is late or repeated any more,
-    and no launch goes wrong.
+    10 s after `FAULTS_UNTIL`, the network and the platform become reliable.
     """
     for at, fault in cluster.schedule.faults:
         cluster.clock.at(at, partial(inject, cluster, fault))
 
     def calm() -> None:
-        cluster.net.calm = cluster.platform.calm = True
+        cluster.calm = True
 
     cluster.clock.at(FAULTS_UNTIL + 10.0, calm)
 
@@ -35,14 +35,14 @@ def inject(cluster: Cluster, fault: Fault) -> None:
         case Fault.MASTER:
             cluster.crash_master(rng.uniform(0.05, 6.0))
         case Fault.ARRIVE:
-            cluster.arrive()
+            cluster.boot()
         case Fault.SCALE:
             cluster.ask_for(Scale(role=WORKER, replicas=rng.randint(0, 8)))
         case Fault.PLAN:
             plan = draw_plan(cluster)
             cluster.ask_for(plan)
             if rng.random() < 0.1:
-                cluster.clock.after(rng.uniform(0.0, 5.0), lambda: cluster.forget(plan.uid))
+                cluster.clock.after(rng.uniform(0.0, 5.0), lambda: cluster.master.submit(PlanDeleted(uid=plan.uid)))
         case Fault.SUSPEND:
             cluster.ask_for(Suspend(on=True))
             cluster.clock.after(rng.uniform(1.0, 8.0), lambda: cluster.ask_for(Suspend(on=False)))
@@ -81,12 +81,10 @@ def _hit(cluster: Cluster, agent: SimAgent, fault: Fault) -> None:
             agent.fail(oom=fault is Fault.OOM)
         case Fault.TEAR:
             agent.tear()
-        case Fault.PARTITION:
-            agent.isolate(True)
-            clock.after(rng.choice((rng.uniform(0.1, 1.0), rng.uniform(1.0, 8.0))), lambda: agent.isolate(False))
-        case Fault.FREEZE:
-            agent.freeze(True)
-            clock.after(rng.choice((rng.uniform(0.1, 1.0), rng.uniform(1.0, 8.0))), lambda: agent.freeze(False))
+        case Fault.PARTITION | Fault.FREEZE:
+            hold = agent.isolate if fault is Fault.PARTITION else agent.freeze
+            hold(True)
+            clock.after(rng.choice((rng.uniform(0.1, 1.0), rng.uniform(1.0, 8.0))), lambda: hold(False))
         case Fault.POWER:
             agent.die(silently=True)
             _perhaps_again(cluster)
@@ -115,7 +113,7 @@ def _end(cluster: Cluster, agent: SimAgent, status: NodeStatus, end: NodeEnd) ->
 
 def _perhaps_again(cluster: Cluster) -> None:
     if not cluster.schedule.spec.managed and cluster.rng.random() < 0.7:
-        cluster.clock.after(cluster.rng.uniform(0.5, 8.0), cluster.arrive)
+        cluster.clock.after(cluster.rng.uniform(0.5, 8.0), cluster.boot)
 
 
 def _again_in_place(cluster: Cluster, key: NodeKey) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from resile.api.kinds.run.names import WORKER
 from resile.core.completion import Reason
-from resile.core.nodes.oom_memory import LARGEST_MEMORY
+from resile.core.nodes.relaunch import LARGEST_MEMORY
 from resile.core.rendezvous.forming import fit
 from resile.core.state import Phase
 from resile.protocol.reports import NodeStatus
@@ -23,30 +21,19 @@ LATE = 5.0
 """Virtual seconds within which the master surely gets a message from a healthy agent."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    seed: int
-    phase: Phase
-    reason: str
-    message: str
-    virtual_seconds: float
-    events: int
-    rounds: int
-    master_crashes: int
-    nodes: int
-    trace: tuple[Line, ...]
-
-
 class SimulationFailed(AssertionError):
     """An invariant broke. The text names the seed and shows the last lines of its trace."""
 
 
-def simulate(seed: int) -> Report:
-    """Run the schedule of a seed and check the invariants after each event; raises `SimulationFailed` if one breaks."""
-    return run_and_report(seed, Cluster(seed))
+def simulate(seed: int) -> Cluster:
+    """Run the cluster of a seed to its end and return it; raises `SimulationFailed` if an invariant breaks."""
+    cluster = Cluster(seed)
+    run(cluster, seed)
+    return cluster
 
 
-def run_and_report(seed: int, cluster: Cluster) -> Report:
-    """Like `simulate`, but on the caller's `cluster`. The caller can read the cluster's trace afterwards."""
+def run(cluster: Cluster, seed: int) -> None:
+    """Like `simulate`, but on the caller's `cluster`, whose trace the caller can read even after a failure."""
     try:
         _run(cluster)
     except AssertionError as broken:
@@ -54,19 +41,6 @@ def run_and_report(seed: int, cluster: Cluster) -> Report:
         raise SimulationFailed(
             f"{broken}\n{last}\nsee all of it with: python -m resile.sim --seed {seed} --verbose"
         ) from broken
-    state, checks = cluster.state, cluster.checks
-    return Report(
-        seed=seed,
-        phase=state.phase,
-        reason=state.reason,
-        message=state.message,
-        virtual_seconds=cluster.clock.now,
-        events=checks.events,
-        rounds=checks.rounds,
-        master_crashes=cluster.master_crashes,
-        nodes=len(state.nodes),
-        trace=tuple(cluster.trace),
-    )
 
 
 def render(line: Line) -> str:
@@ -121,9 +95,9 @@ def _judge_success(cluster: Cluster) -> None:
         require(store.step == cluster.training.total, "a job that succeeded has trained to its last step")
         require(cluster.training.newest <= last, "no step is newer than the newest round")
         return
-    assert cluster.data is not None
-    wanted = cluster.data.size * cluster.data.epochs
-    done = len(cluster.checks.ledger.done)
+    data, done = cluster.schedule.data, len(cluster.ledger.done)
+    assert data is not None
+    wanted = data.size * data.epochs
     require(done == wanted, f"a job that succeeded has read everything: {done} of {wanted}")
 
 

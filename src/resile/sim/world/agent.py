@@ -20,7 +20,6 @@ from resile.protocol.agent_to_master import (
     Leaving,
     NodeFinished,
     ShardsFreed,
-    StepReport,
     WorkerFailed,
 )
 from resile.protocol.master_to_agent import (
@@ -34,8 +33,8 @@ from resile.protocol.master_to_agent import (
     Welcome,
 )
 from resile.protocol.message import PROTOCOL
-from resile.protocol.reports import RendezvousConfig, RoundAssignment, WorkerFailure
-from resile.protocol.shards import DatasetOpen, ShardGranted, ShardMessage, ShardNoted
+from resile.protocol.reports import RoundAssignment, WorkerFailure
+from resile.protocol.shards import DatasetOpen, ShardGranted, ShardNoted
 from resile.sim.clock import Call, Timer
 from resile.sim.world.data_reader import DataReader
 from resile.sim.world.network import Link
@@ -43,9 +42,6 @@ from resile.sim.world.network import Link
 if TYPE_CHECKING:
     from resile.sim.cluster import Cluster
 
-JOB = "sim"
-REFUSED = 1
-"""The exit code of an agent that the master refused."""
 UNNUMBERED = NodeKey(WORKER, NodeId(-1))
 """The key of an agent on a bare machine before its first Welcome. No message is sent under it."""
 
@@ -66,14 +62,10 @@ class Mode(enum.StrEnum):
 
 
 class SimAgent:
-    def __init__(
-        self, host: Cluster, incarnation: str, rendezvous: RendezvousConfig, nproc: int, key: NodeKey | None = None
-    ) -> None:
+    def __init__(self, host: Cluster, incarnation: str, key: NodeKey | None) -> None:
         self._host = host
         self.incarnation = incarnation
-        self._rendezvous = rendezvous
-        self._nproc = nproc
-        self._given = key
+        self._nproc = host.schedule.nproc
         self.key = key or UNNUMBERED
         self.mode = Mode.WAITING
         self.round: Round = NO_ROUND
@@ -83,7 +75,7 @@ class SimAgent:
         self._place: RoundAssignment | None = None
         self._link: Link | None = None
         self._admitted = False
-        self._timer: Timer | None = None
+        self._timer = Timer()
         self._failure: WorkerFailure | None = None
         self._readers: dict[str, DataReader] = {}
         self._read: set[str] = set()
@@ -95,11 +87,10 @@ class SimAgent:
     def connect(self) -> None:
         if self.mode is Mode.GONE or self._link is not None:
             return
-        master = None if self.cut or self.frozen else self._host.reach()
-        if master is None:
+        if self.cut or self.frozen or self._host.master.dead:
             self._host.clock.after(self._host.rng.uniform(0.02, 0.2), self.connect)
             return
-        self._link = Link(self._host.net, self, master)
+        self._link = Link(self._host, self, self._host.master)
         self._admitted = False
         self._link.up(self._hello())
 
@@ -148,16 +139,17 @@ class SimAgent:
                     self._readers[message.worker].answered(message)
 
     def _hello(self) -> Hello:
+        schedule = self._host.schedule
         return Hello(
             protocol=PROTOCOL,
-            job=JOB,
+            job=schedule.spec.name,
             incarnation=self.incarnation,
             address=self.incarnation,
             host=self.incarnation,
             nproc=self._nproc,
-            rendezvous=self._rendezvous,
+            rendezvous=schedule.rendezvous,
             role=self.key.role,
-            node_id=self._given.id if self._given is not None else None,
+            node_id=self.key.id if schedule.spec.managed else None,
             round=self.round,
             running=self.mode in (Mode.STARTING, Mode.RUNNING, Mode.STOPPING),
             finished=self.mode is Mode.FINISHED,
@@ -169,31 +161,31 @@ class SimAgent:
         if first and self._link is not None:
             self._beat(self._link)
         for worker in self._gone:
-            self._say(ShardsFreed(worker=worker))
+            self.say(ShardsFreed(worker=worker))
         for reader in self._readers.values():
             if reader.pending is not None:
-                self._say(reader.pending)
+                self.say(reader.pending)
         if self.mode is Mode.WAITING:
             self._join()
         elif self.mode is Mode.FAILED and self._failure is not None:
-            self._say(WorkerFailed(round=self.round, failure=self._failure))
+            self.say(WorkerFailed(round=self.round, failure=self._failure))
         elif self.mode is Mode.FINISHED:
-            self._say(NodeFinished(round=self.round))
+            self.say(NodeFinished(round=self.round))
 
     def _beat(self, link: Link) -> None:
         if self.mode is not Mode.GONE and link is self._link and link.open:
             if not self.frozen:
                 link.up(Heartbeat())
-            self._host.clock.after(self._host.heartbeat, lambda: self._beat(link))
+            self._host.clock.after(self._host.schedule.spec.timeouts.heartbeat, lambda: self._beat(link))
 
-    def _say(self, message: AgentMessage) -> None:
+    def say(self, message: AgentMessage) -> None:
         if self._link is not None and self._admitted:
             self._link.up(message)
 
     # rounds --------------------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        self._say(Join(after=self.round, store_port=29500))
+        self.say(Join(after=self.round, store_port=29500))
 
     def _start(self, message: RoundFormed) -> None:
         if message.round <= self.round:
@@ -208,10 +200,10 @@ class SimAgent:
         if host.training is not None:
             host.training.enter(self.round, self._place, self)
             return
-        assert host.data is not None
+        assert host.schedule.data is not None
         for number in range(self._nproc):
             name = f"{self.incarnation}/{self.round}/{number}"
-            self._readers[name] = DataReader(host.clock, self, name, host.data)
+            self._readers[name] = DataReader(host.clock, self, name, host.schedule.data)
         for reader in list(self._readers.values()):
             reader.start()
 
@@ -235,8 +227,7 @@ class SimAgent:
 
     def _down(self) -> list[SimAgent]:
         """End all training processes and return the other members of the round."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._failure = None
         for name in list(self._readers):
             self._end_reader(name)
@@ -246,7 +237,7 @@ class SimAgent:
     def _end_reader(self, name: str) -> None:
         self._readers.pop(name).stop()
         self._gone.append(name)
-        self._say(ShardsFreed(worker=name))
+        self.say(ShardsFreed(worker=name))
 
     def _later(self, delay: float, what: Call) -> None:
         self._timer = self._host.clock.after(delay, what)
@@ -257,17 +248,10 @@ class SimAgent:
     def able(self) -> bool:
         return self.mode is Mode.RUNNING and not self.cut and not self.frozen
 
-    def stepped(self, round_: Round, step: int, total: int) -> None:
-        self._say(StepReport(round=round_, step=step, total=total))
-
     def completed(self, round_: Round) -> None:
         if self.mode is Mode.RUNNING and round_ == self.round:
             self.mode = Mode.FINISHED
-            self._say(NodeFinished(round=self.round))
-
-    def ask(self, request: ShardMessage) -> None:
-        """Send a reader's request. It is sent again on every new connection until it is answered."""
-        self._say(request)
+            self.say(NodeFinished(round=self.round))
 
     def read_all(self, reader: DataReader) -> None:
         """Note that a reader has seen the end of the data. This node has finished when all its readers have seen it."""
@@ -277,23 +261,21 @@ class SimAgent:
 
     # ends ----------------------------------------------------------------------------------------------------------
 
-    def fail(self, *, oom: bool = False, collateral: bool = False) -> bool:
-        """Let a training process fail; False if none runs. With `collateral`, it fails because a peer failed."""
-        if self.mode is not Mode.RUNNING or self._place is None:
-            return False
+    def fail(self, *, oom: bool = False, collateral: bool = False) -> None:
+        """Let a training process fail, if one runs. With `collateral`, it fails because a peer failed."""
+        if self.mode is not Mode.RUNNING:
+            return
         host = self._host
         left: list[SimAgent] = []
         if host.training is not None:
             left = host.training.leave(self.round, self)
         elif self._readers:
-            name = host.rng.choice(sorted(self._readers))
-            self._end_reader(name)
+            self._end_reader(host.rng.choice(sorted(self._readers)))
         self.mode = Mode.FAILED
         self._failure = self._new_failure(oom, "connection closed by peer" if collateral else "")
         host.tell(self.incarnation, f"a process of round {self.round} fails{' (collateral)' if collateral else ''}")
-        self._say(WorkerFailed(round=self.round, failure=self._failure))
+        self.say(WorkerFailed(round=self.round, failure=self._failure))
         self._abandon(left)
-        return True
 
     def _new_failure(self, oom: bool, error: str = "") -> WorkerFailure:
         return WorkerFailure(
@@ -318,7 +300,7 @@ class SimAgent:
 
     def leave(self, because: str) -> None:
         if self.mode is not Mode.GONE:
-            self._say(Leaving(because=because))
+            self.say(Leaving(because=because))
             self.die()
 
     def die(self, *, silently: bool = False) -> None:
@@ -337,12 +319,13 @@ class SimAgent:
         self._abandon(left)
 
     def _exit(self, message: Refused | Leave | JobOver) -> None:
-        code = REFUSED
         match message:
             case Leave():
                 code = message.exit_code
             case JobOver():
                 code = 0 if message.succeeded else 1
+            case Refused():
+                code = 1
         self._host.tell(self.incarnation, f"exits after {message}")
         self.die()
         self._host.platform.exited(self, code)

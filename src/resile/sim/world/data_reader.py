@@ -43,9 +43,9 @@ class DataReader:
         self._request = 0
         self._lease: ShardGranted | None = None
         self._upto = 0
-        self._timer: Timer | None = None
+        self._timer = Timer()
         self.pending: ShardMessage | None = None
-        self.stopped = False
+        """The request that is not answered yet. The agent sends it again on every new connection."""
 
     def start(self) -> None:
         data = self._data
@@ -62,13 +62,11 @@ class DataReader:
         )
 
     def stop(self) -> None:
-        self.stopped = True
         self.pending = None
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     def answered(self, answer: ShardAnswer) -> None:
-        if self.stopped or self.pending is None or answer.request != self._request:
+        if self.pending is None or answer.request != self._request:
             return
         self.pending = None
         match answer:
@@ -116,4 +114,4 @@ class DataReader:
 
     def _ask(self, request: ShardMessage) -> None:
         self.pending = request
-        self._agent.ask(request)
+        self._agent.say(request)

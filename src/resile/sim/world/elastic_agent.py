@@ -22,7 +22,6 @@ from resile.protocol.agent_to_master import (
     WorkersChanged,
 )
 from resile.protocol.master_to_agent import RoundFormed, Welcome
-from resile.protocol.reports import RendezvousConfig
 from resile.sim.world.agent import Mode, SimAgent
 
 if TYPE_CHECKING:
@@ -33,10 +32,8 @@ LONGEST_EVALUATION = 60.0
 
 
 class ElasticAgent(SimAgent):
-    def __init__(
-        self, host: Cluster, incarnation: str, rendezvous: RendezvousConfig, nproc: int, key: NodeKey | None = None
-    ) -> None:
-        super().__init__(host, incarnation, rendezvous, nproc, key)
+    def __init__(self, host: Cluster, incarnation: str, key: NodeKey | None) -> None:
+        super().__init__(host, incarnation, key)
         self._elastic = False
         self._up = 0
         """How many processes are in a round or can join one."""
@@ -56,13 +53,13 @@ class ElasticAgent(SimAgent):
             self._start_ahead()
         super()._welcome(message)
         if self._elastic:
-            self._say(CanRegroup())
+            self.say(CanRegroup())
         if self.mode is not Mode.WAITING:
             self._repeat_failures()
         if self._changed is not None and self.mode is Mode.RUNNING:
-            self._say(self._changed)
+            self.say(self._changed)
         if self.mode in (Mode.COMPLETING, Mode.EVALUATING):
-            self._say(LastStepTaken(round=self.round))
+            self.say(LastStepTaken(round=self.round))
 
     # rounds --------------------------------------------------------------------------------------------------------
 
@@ -79,11 +76,11 @@ class ElasticAgent(SimAgent):
             super()._join()
         elif self._up:
             self._repeat_failures()
-            self._say(Join(after=self.round, store_port=29500, nproc=self._up, elastic=True))
+            self.say(Join(after=self.round, store_port=29500, nproc=self._up, elastic=True))
 
     def _repeat_failures(self) -> None:
         for failed in self._unheard_failures:
-            self._say(msgspec.structs.replace(failed, left=self._up))
+            self.say(msgspec.structs.replace(failed, left=self._up))
 
     def _start(self, message: RoundFormed) -> None:
         if message.round <= self.round:
@@ -105,7 +102,7 @@ class ElasticAgent(SimAgent):
     def _started(self) -> None:
         if not self._elastic or not self._up:
             self._elastic, self._up = True, self._nproc
-            self._say(CanRegroup())
+            self.say(CanRegroup())
         super()._started()
         self._fit()
 
@@ -115,7 +112,7 @@ class ElasticAgent(SimAgent):
 
     def _change(self, nproc: int) -> None:
         self._changed = WorkersChanged(round=self.round, nproc=nproc)
-        self._say(self._changed)
+        self.say(self._changed)
 
     def _over(self, round_: Round) -> None:
         if not self._elastic or self.mode is Mode.WAITING:
@@ -140,7 +137,7 @@ class ElasticAgent(SimAgent):
             return
         self.mode = Mode.COMPLETING
         self._changed = None
-        self._say(LastStepTaken(round=round_))
+        self.say(LastStepTaken(round=round_))
 
     def _complete(self, round_: Round) -> None:
         if self.mode is not Mode.COMPLETING or round_ != self.round:
@@ -154,17 +151,18 @@ class ElasticAgent(SimAgent):
             self._later(1.0, self._evaluated)
             return
         self.mode = Mode.FINISHED
-        self._say(NodeFinished(round=self.round))
+        self.say(NodeFinished(round=self.round))
 
-    def fail(self, *, oom: bool = False, collateral: bool = False) -> bool:
+    def fail(self, *, oom: bool = False, collateral: bool = False) -> None:
         if not self._elastic:
-            return super().fail(oom=oom, collateral=collateral)
+            super().fail(oom=oom, collateral=collateral)
+            return
         if collateral:
             if self.mode is Mode.RUNNING:
                 self._abandon(self._rest())
-            return False
+            return
         if not self._up or self.mode not in (Mode.RUNNING, Mode.WAITING, Mode.COMPLETING, Mode.EVALUATING):
-            return False
+            return
         was, self._up = self.mode, self._up - 1
         failed = WorkerFailed(
             round=self.round,
@@ -174,17 +172,15 @@ class ElasticAgent(SimAgent):
         )
         self._host.tell(self.incarnation, f"an elastic process fails in round {self.round}, {self._up} left")
         self._unheard_failures.append(failed)
-        self._say(failed)
+        self.say(failed)
         left = self._rest() if was in (Mode.RUNNING, Mode.COMPLETING, Mode.EVALUATING) else []
         if not self._up:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._timer.cancel()
             self.mode = Mode.AHEAD
         elif was is Mode.WAITING:
             self._join()
         self._abandon(left)
         self._host.clock.after(self._host.rng.uniform(0.2, 2.0), self._replaced)
-        return True
 
     def _replaced(self) -> None:
         if self.mode in (Mode.GONE, Mode.FINISHED) or not self._elastic or self._up >= self._nproc:

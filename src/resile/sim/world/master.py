@@ -56,12 +56,10 @@ class SimMaster:
         self.dead = False
         self._numbers = count(1)
         self._by_number: dict[int, Link] = {}
-        self._number_of: dict[Link, int] = {}
-        self._node_of: dict[Link, NodeKey] = {}
         self._links: dict[NodeKey, Link] = {}
         self._inbox: list[ev.AnyEvent] = []
-        self._wake: Timer | None = None
-        self._alarm: Timer | None = None
+        self._woken = False
+        self._alarm = Timer()
         self._execute_at = 0.0
 
     # what comes in -------------------------------------------------------------------------------------------------
@@ -70,42 +68,36 @@ class SimMaster:
         if self.dead:
             link.tear()
             return
-        node = self._node_of.get(link)
-        if node is not None:
-            self.engine.heard(node, self._host.clock.now)
+        if link.node is not None:
+            self.engine.heard(link.node, self._host.clock.now)
         if isinstance(message, Hello):
-            number = self._number_of.get(link) or next(self._numbers)
-            self._by_number[number] = link
-            self._number_of[link] = number
-            self.submit(ev.AgentConnected(connection=number, hello=message))
-        elif node is not None and not isinstance(message, Heartbeat):
-            self.submit(ev.AgentSaid(node=node, message=message))
+            link.number = link.number or next(self._numbers)
+            self._by_number[link.number] = link
+            self.submit(ev.AgentConnected(connection=link.number, hello=message))
+        elif link.node is not None and not isinstance(message, Heartbeat):
+            self.submit(ev.AgentSaid(node=link.node, message=message))
 
     def unlinked(self, link: Link) -> None:
-        if self.dead:
-            return
-        number = self._number_of.pop(link, 0)
-        self._by_number.pop(number, None)
-        node = self._node_of.pop(link, None)
-        if node is None:
-            return
-        if self._links.get(node) is link:
-            del self._links[node]
-        self.submit(ev.AgentDisconnected(node=node, connection=number))
+        self._by_number.pop(link.number, None)
+        if link.node is not None:
+            if self._links.get(link.node) is link:
+                del self._links[link.node]
+            self.submit(ev.AgentDisconnected(node=link.node, connection=link.number))
 
     def submit(self, event: ev.AnyEvent) -> None:
+        """Queue an event. If this master is dead, the event is lost."""
+        if self.dead:
+            return
         self._inbox.append(event)
-        if self._wake is None:
+        if not self._woken:
+            self._woken = True
             late = self._host.rng.uniform(0.0, 0.01) if self._host.rng.random() < 0.2 else 0.0
-            self._wake = self._host.clock.after(late, self._turn)
+            self._host.clock.after(late, self._turn)
 
     def die(self) -> None:
         """End at once. Queued events are lost, and queued decisions are not executed."""
         self.dead = True
-        for timer in (self._wake, self._alarm):
-            if timer is not None:
-                timer.cancel()
-        for link in list(self._number_of):
+        for link in self._by_number.values():
             link.tear()
 
     # the queue of events -------------------------------------------------------------------------------------------
@@ -113,7 +105,7 @@ class SimMaster:
     def _turn(self) -> None:
         if self.dead:
             return
-        self._wake = None
+        self._woken = False
         now = self._host.clock.now
         events, self._inbox = self._inbox, []
         decisions: list[de.AnyDecision] = []
@@ -123,6 +115,7 @@ class SimMaster:
             if self.engine.durable(event) or self._host.rng.random() < 0.1:
                 self.journal.append(now, event)
             self._host.checks(self.engine, event, made)
+            self._host.ledger.check(self.engine.state.ledger, event, made)
             decisions.extend(made)
         if self._host.rng.random() < 0.005:
             self.journal.compact(self.engine.state)
@@ -130,13 +123,10 @@ class SimMaster:
             late = self._host.rng.uniform(0.0, 0.01) if self._host.rng.random() < 0.2 else 0.0
             self._execute_at = max(self._execute_at, now + late)
             self._host.clock.at(self._execute_at, lambda: self._execute_all(decisions))
-        self._set_alarm()
-
-    def _set_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._alarm.cancel()
         at = self.engine.next_deadline()
-        self._alarm = self._host.clock.at(at, self._turn) if at is not None else None
+        if at is not None:
+            self._alarm = self._host.clock.at(at, self._turn)
 
     def _execute_all(self, decisions: list[de.AnyDecision]) -> None:
         for decision in decisions:
@@ -157,7 +147,7 @@ class SimMaster:
             case de.Drop():
                 link = self._links.pop(decision.node, None)
                 if link is not None:
-                    self._node_of.pop(link, None)
+                    link.node = None
                     link.tear()
             case de.LaunchNode():
                 self._host.platform.launch(decision)
@@ -176,9 +166,9 @@ class SimMaster:
             return
         old = self._links.get(node)
         if old is not None and old is not link:
-            self._node_of.pop(old, None)
+            old.node = None
             old.tear()
-        self._node_of[link] = node
+        link.node = node
         self._links[node] = link
         link.down(decision.message)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING
 
+from resile.api.ids import NodeKey
 from resile.protocol.agent_to_master import AgentMessage, Hello
 from resile.protocol.master_to_agent import MasterMessage
-from resile.sim.clock import Call, Clock
+from resile.sim.clock import Call
 
 if TYPE_CHECKING:
+    from resile.sim.cluster import Cluster
     from resile.sim.world.agent import SimAgent
     from resile.sim.world.master import SimMaster
 
@@ -20,27 +21,18 @@ TWICE = 0.02
 """The probability that a message arrives twice."""
 
 
-class Network:
-    def __init__(self, clock: Clock, rng: random.Random) -> None:
-        self.clock = clock
-        self.rng = rng
-        self.calm = False
-
-    def delay(self) -> float:
-        if not self.calm and self.rng.random() < 0.01:
-            return self.rng.uniform(SLOWEST, SLUGGISH)
-        return self.rng.uniform(QUICKEST, SLOWEST)
-
-
 class Link:
     """One connection between an agent and a master. Messages of one sender keep their order, but some arrive twice."""
 
-    def __init__(self, net: Network, agent: SimAgent, master: SimMaster) -> None:
-        self._net = net
+    def __init__(self, host: Cluster, agent: SimAgent, master: SimMaster) -> None:
+        self._host = host
         self.agent = agent
         self.master = master
         self.open = True
-        self._agent_deaf = False
+        self.number = 0
+        """The master's number for this connection; 0 before the master has heard Hello."""
+        self.node: NodeKey | None = None
+        """The node that the master admitted on this connection; None before that, and once it has a newer one."""
         self._master_deaf = False
         self._last_up = 0.0
         self._last_down = 0.0
@@ -57,11 +49,10 @@ class Link:
         if not self.open:
             return
         self.open = False
-        self._agent_deaf = True
-        self._master_deaf = self._net.rng.random() < 0.5
-        now = self._net.clock.now
-        self._at(max(self._last_up, now + self._net.delay()), self._end_up)
-        self._at(now + self._net.delay(), lambda: self.agent.unlinked(self))
+        self._master_deaf = self._host.rng.random() < 0.5
+        now = self._host.clock.now
+        self._at(max(self._last_up, now + self._delay()), self._end_up)
+        self._at(now + self._delay(), lambda: self.agent.unlinked(self))
 
     def healed(self) -> None:
         held, self._held = self._held, []
@@ -71,11 +62,17 @@ class Link:
     def _send(self, last: float, arrive: Call) -> float:
         if not self.open:
             return last
-        at = max(last, self._net.clock.now + self._net.delay())
+        at = max(last, self._host.clock.now + self._delay())
         self._at(at, arrive)
-        if not self._net.calm and self._net.rng.random() < TWICE:
-            self._at(at + self._net.delay(), arrive)
+        if not self._host.calm and self._host.rng.random() < TWICE:
+            self._at(at + self._delay(), arrive)
         return at
+
+    def _delay(self) -> float:
+        rng = self._host.rng
+        if not self._host.calm and rng.random() < 0.01:
+            return rng.uniform(SLOWEST, SLUGGISH)
+        return rng.uniform(QUICKEST, SLOWEST)
 
     def _at(self, when: float, arrive: Call) -> None:
         def call() -> None:
@@ -84,14 +81,14 @@ class Link:
             else:
                 arrive()
 
-        self._net.clock.at(when, call)
+        self._host.clock.at(when, call)
 
     def _arrive_up(self, message: Hello | AgentMessage) -> None:
         if not self._master_deaf:
             self.master.hear(self, message)
 
     def _arrive_down(self, message: MasterMessage) -> None:
-        if not self._agent_deaf:
+        if self.open:
             self.agent.hear(self, message)
 
     def _end_up(self) -> None:

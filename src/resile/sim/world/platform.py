@@ -39,10 +39,8 @@ class Machine:
 
 
 class SimPlatform:
-    def __init__(self, host: Cluster, behaviour: NodeBehaviour) -> None:
+    def __init__(self, host: Cluster) -> None:
         self._host = host
-        self._behaviour = behaviour
-        self.calm = False
         self.machines: dict[NodeKey, Machine] = {}
 
     def launch(self, decision: LaunchNode) -> None:
@@ -51,7 +49,7 @@ class SimPlatform:
             return
         rng, clock = self._host.rng, self._host.clock
         machine = self.machines[decision.node] = Machine(decision.node)
-        behaviour = NodeBehaviour() if self.calm else self._behaviour
+        behaviour = NodeBehaviour() if self._host.calm else self._host.schedule.behaviour
         delay = rng.uniform(0.05, 0.5)
         luck = rng.random()
         if luck < behaviour.stuck + behaviour.pending:
@@ -114,5 +112,5 @@ class SimPlatform:
         seen = NodeSeen(node=machine.key, status=machine.status, end=machine.end)
         clock = self._host.clock
         machine.reported_at = max(machine.reported_at, clock.now + self._host.rng.uniform(0.005, 0.8))
-        watcher = self._host.watcher()
-        clock.at(machine.reported_at, lambda: watcher(seen))
+        submit = self._host.master.submit  # a master that returns lists all nodes, so no report is kept for it
+        clock.at(machine.reported_at, lambda: submit(seen))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resile.api.ids import NO_ROUND, Rank, Round
+from resile.protocol.agent_to_master import StepReport
 from resile.protocol.reports import RoundAssignment
 from resile.sim.clock import Clock, Timer
 from resile.sim.invariants import require
 
 if TYPE_CHECKING:
+    from resile.sim.schedule import Schedule
     from resile.sim.world.agent import SimAgent
 
 SAVE_EVERY = 4
@@ -37,7 +39,7 @@ class World:
         self._members: dict[Rank, SimAgent] = {}
         self._broken = False
         self._step = 0
-        self._timer: Timer | None = None
+        self._timer = Timer()
 
     def enter(self, place: RoundAssignment, member: SimAgent) -> None:
         self._members[place.group_rank] = member
@@ -49,8 +51,7 @@ class World:
 
     def leave(self, member: SimAgent) -> list[SimAgent]:
         self._broken = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         return [other for other in self._members.values() if other is not member]
 
     def _next(self) -> None:
@@ -66,7 +67,7 @@ class World:
         if self._step < training.total:
             self._step += 1
             training.newest = max(training.newest, self._round)
-            self._members[Rank(0)].stepped(self._round, self._step, training.total)
+            self._members[Rank(0)].say(StepReport(round=self._round, step=self._step, total=training.total))
         if self._step >= training.total or self._step % training.save_every == 0:
             training.store.save(self._round, self._step)
         if self._step < training.total:
@@ -77,11 +78,11 @@ class World:
 
 
 class SimTraining:
-    def __init__(self, clock: Clock, total: int, step_time: float, save_every: int = SAVE_EVERY) -> None:
+    def __init__(self, clock: Clock, schedule: Schedule) -> None:
         self.clock = clock
-        self.save_every = save_every
-        self.total = total
-        self.step_time = step_time
+        self.save_every = 1 if schedule.elastic else SAVE_EVERY
+        self.total = schedule.steps
+        self.step_time = schedule.step_time
         self.store = Store()
         self.newest = NO_ROUND
         """The newest round in which a step was taken."""
