@@ -67,7 +67,7 @@ def test_a_long_life_does_not_fill_the_memory():
 def test_a_summary_closes_the_outage_that_a_step_report_closed():
     progress = trained((0, 1, 0))
     on_round_over(progress, "lost", "", 2.0)
-    on_steps_noted(progress, 1, 0, 2, 5.0, 9.0)
+    on_steps_noted(progress, ev.StepsNoted(step=1, total=0, round=2, trained=5.0, at=9.0))
     assert (progress.outages[0].next_step_at, progress.step, progress.trained) == (9.0, 1, 5.0)
 
 

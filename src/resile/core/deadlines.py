@@ -12,15 +12,7 @@ import heapq
 from itertools import count
 
 from resile.api.ids import NodeKey
-from resile.core.events import (
-    AgentSilent,
-    AgentStayedAway,
-    AnyEvent,
-    JoinTimeout,
-    LaunchDue,
-    PendingTimeout,
-    StragglerWaitOver,
-)
+from resile.core import events as ev
 
 
 class Alarm(enum.IntEnum):
@@ -80,9 +72,9 @@ class Deadlines:
         """
         return self._heap[0][0] if self._heap else None
 
-    def due(self, now: float) -> list[AnyEvent]:
+    def due(self, now: float) -> list[ev.AnyEvent]:
         """The events of the alarms that are due. Each alarm goes off once."""
-        fired: list[AnyEvent] = []
+        fired: list[ev.AnyEvent] = []
         while self._heap and self._heap[0][0] <= now:
             at, _, alarm, node = heapq.heappop(self._heap)
             if self._queued.get((alarm, node)) != at:
@@ -102,15 +94,15 @@ class Deadlines:
         self._queued[alarm, node] = at
         heapq.heappush(self._heap, (at, next(self._order), alarm, node))
 
-    def _event(self, alarm: Alarm, node: NodeKey | None) -> AnyEvent:
+    def _event(self, alarm: Alarm, node: NodeKey | None) -> ev.AnyEvent:
         if node is None:
-            return StragglerWaitOver() if alarm is Alarm.STRAGGLERS else JoinTimeout()
+            return ev.StragglerWaitOver() if alarm is Alarm.STRAGGLERS else ev.JoinTimeout()
         match alarm:
             case Alarm.SILENCE:
-                return AgentSilent(node=node, seconds=self._silence)
+                return ev.AgentSilent(node=node, seconds=self._silence)
             case Alarm.AWAY:
-                return AgentStayedAway(node=node)
+                return ev.AgentStayedAway(node=node)
             case Alarm.LAUNCH:
-                return LaunchDue(node=node)
+                return ev.LaunchDue(node=node)
             case _:
-                return PendingTimeout(node=node)
+                return ev.PendingTimeout(node=node)

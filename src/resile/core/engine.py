@@ -76,7 +76,7 @@ class Engine:
         events = self._deadlines.due(now)
         if self._steps_due is not None:
             self._steps_due = None
-            events.append(_steps_noted(self.state))
+            events.append(progress.summary(self.state.progress))
         return events
 
     def consistent(self) -> bool:
@@ -126,7 +126,7 @@ def _handle(ctx: Context, event: ev.AnyEvent) -> None:
             _on_join_timeout(ctx)
         case ev.StepsNoted():
             state.trained = max(state.trained, event.trained)
-            progress.on_steps_noted(state.progress, event.step, event.total, event.round, event.trained, event.at)
+            progress.on_steps_noted(state.progress, event)
             running.on_step_noted(ctx, state.rendezvous, event.round)
         case _:  # the other events are about one node, and are ignored if it is unknown or has ended
             node = state.nodes.get(event.node)
@@ -277,10 +277,3 @@ def _on_step(ctx: Context, node: Node, report: StepReport) -> None:
         ctx.note("TrainingStarted", f"step {report.step} was taken", node.key)
     behind = state.progress.trained - state.trained
     ctx.note_steps = first or outage is not None or behind >= ctx.timeouts.budget_window * NOTE_STEPS
-
-
-def _steps_noted(state: JobState) -> ev.StepsNoted:
-    now = state.progress
-    return ev.StepsNoted(
-        trained=now.trained, step=now.step, total=now.total, round=now.round, at=now.reported_at or 0.0
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from resile.api.ids import NO_ROUND, Round
+from resile.core.events import StepsNoted
 
 SPEED_WINDOW = 60.0
 MAX_MARKS = 120
@@ -44,11 +45,9 @@ def on_step(progress: Progress, round_: Round, step: int, total: int, now: float
 
     `total` is how many steps the training has; 0 if the report does not say.
     """
-    ended = None
-    outage = progress.outages[-1] if progress.outages else None
-    if outage is not None and outage.next_step_at is None:
+    outage = _open_outage(progress)
+    if outage is not None:
         outage.next_step_at = now
-        ended = outage
     if total > 0:
         progress.total = total
     if step > progress.step:
@@ -59,37 +58,39 @@ def on_step(progress: Progress, round_: Round, step: int, total: int, now: float
             progress.marks = [*progress.marks[-MAX_MARKS + 1 :], (now, step)]
     progress.round = round_
     progress.reported_at = now
-    return ended
+    return outage
 
 
-def on_steps_noted(progress: Progress, step: int, total: int, round_: Round, trained: float, at: float) -> None:
+def summary(progress: Progress) -> StepsNoted:
+    at, trained = progress.reported_at or 0.0, progress.trained
+    return StepsNoted(trained=trained, step=progress.step, total=progress.total, round=progress.round, at=at)
+
+
+def on_steps_noted(progress: Progress, noted: StepsNoted) -> None:
     """Take over a summary of step reports. The journal has these summaries as events, but not the reports.
 
     So a replay learns the progress from the summaries. Outside a replay, a summary changes nothing, because the reports
     were taken over before.
     """
-    outage = progress.outages[-1] if progress.outages else None
-    if outage is not None and outage.next_step_at is None and outage.noticed_at <= at:
-        outage.next_step_at = at
-    progress.step = max(progress.step, step)
-    progress.total = total or progress.total
-    progress.trained = max(progress.trained, trained)
-    if progress.reported_at is None or progress.reported_at < at:
-        progress.round, progress.reported_at = round_, at
+    outage = _open_outage(progress)
+    if outage is not None and outage.noticed_at <= noted.at:
+        outage.next_step_at = noted.at
+    progress.step = max(progress.step, noted.step)
+    progress.total = noted.total or progress.total
+    progress.trained = max(progress.trained, noted.trained)
+    if progress.reported_at is None or progress.reported_at < noted.at:
+        progress.round, progress.reported_at = noted.round, noted.at
 
 
 def on_round_over(progress: Progress, because: str, node: str, now: float, *, symptom: bool = False) -> None:
-    if progress.step < 0:
-        return
-    if progress.outages and progress.outages[-1].next_step_at is None:
-        return
-    outage = Outage(because=because, noticed_at=now, node=node, symptom=symptom)
-    progress.outages = [*progress.outages[-MAX_OUTAGES + 1 :], outage]
+    if progress.step >= 0 and _open_outage(progress) is None:
+        outage = Outage(because=because, noticed_at=now, node=node, symptom=symptom)
+        progress.outages = [*progress.outages[-MAX_OUTAGES + 1 :], outage]
 
 
 def on_cause_found(progress: Progress, because: str, node: str) -> None:
-    outage = progress.outages[-1] if progress.outages else None
-    if outage is not None and outage.symptom and outage.next_step_at is None:
+    outage = _open_outage(progress)
+    if outage is not None and outage.symptom:
         outage.because, outage.node, outage.symptom = because, node, False
 
 
@@ -107,3 +108,9 @@ def goodput(progress: Progress, started_at: float | None, until: float) -> float
     if started_at is None or until <= started_at:
         return 0.0
     return min(1.0, progress.trained / (until - started_at))
+
+
+def _open_outage(progress: Progress) -> Outage | None:
+    """The outage that lasts, if there is one: only the newest can."""
+    newest = progress.outages[-1:]
+    return newest[0] if newest and newest[0].next_step_at is None else None
