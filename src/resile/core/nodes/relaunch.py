@@ -1,7 +1,7 @@
 """Replaces lost nodes, or gives their ranks up.
 
 `restart_budget` decides whether, and the cause of the loss decides how: a node that ran out of memory gets a successor
-with more (`oom_memory`), and a rank whose nodes crash soon after their launch waits longer from crash to crash.
+with more, and a rank whose nodes crash soon after their launch waits longer from crash to crash.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from resile.core.completion import Reason
 from resile.core.context import Context
 from resile.core.deadlines import Alarm
 from resile.core.nodes import launching, migration, resource_limits, restart_budget, scale_operations, wanted_ranks
-from resile.core.nodes.oom_memory import LARGEST_MEMORY, memory_after_oom
 from resile.core.nodes.restart_budget import LOST, Cause, Spent
 from resile.core.rendezvous import forming
 from resile.core.state import Node
@@ -27,6 +26,10 @@ QUICK_SECONDS = 10.0
 """A node that crashes so soon after its launch, not for the first time in its rank, is replaced after a delay."""
 DELAY = Backoff(1.0, 30.0)
 """How long the launch is delayed after such a crash, by the number of earlier crashes of the rank."""
+LARGEST_MEMORY = Bytes(64 * GiB)
+"""A node that runs out of this much memory is not replaced."""
+LARGEST_STEP = Bytes(8 * GiB)
+"""The replacement of a node that ran out of memory has twice the memory of the node, but at most this much more."""
 UNSTARTABLE, NOT_FOUND = "StartError", 127
 """The reason and exit code of a node whose program does not exist. Such a node is not replaced."""
 
@@ -66,7 +69,10 @@ def decide(
     if cause is Cause.OOM and memory is not None:
         if memory >= LARGEST_MEMORY:
             return GiveUp(f"it ran out of {memory // GiB} GiB of memory, the most a node is given")
-        return Relaunch(memory_after_oom(memory, limit))
+        grown = min(memory * 2, memory + LARGEST_STEP, LARGEST_MEMORY)
+        if limit is not None:
+            grown = min(grown, limit)
+        return Relaunch(Bytes(grown) if grown > memory else None)
     return Relaunch()
 
 
@@ -152,7 +158,7 @@ def _verdict(ctx: Context, node: Node, cause: Cause) -> Relaunch | GiveUp:
 
 
 def _relaunch(ctx: Context, node: Node, more: Bytes | None, delay: float = 0.0) -> NodeKey:
-    resources = NodeResources(memory=more).over(resource_limits.inherited(ctx.state, node.key, node.resources))
+    resources = NodeResources(memory=more).over(resource_limits.inherited(ctx.state, node))
     successor = launching.launch(ctx, node.key.role, node.rank, node.relaunch_count + 1, resources, delay).key
     scale_operations.on_node_replaced(ctx, node.key, successor)
     also = f" with {more / GiB:g}Gi of memory" if more else ""

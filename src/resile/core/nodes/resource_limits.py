@@ -10,13 +10,13 @@ from collections.abc import Mapping, Set
 
 import msgspec
 
-from resile.api.ids import Bytes, NodeKey, Rank
+from resile.api.ids import Bytes, Rank
 from resile.api.job import Resources
 from resile.api.plan import NodeResources
 from resile.api.quantity import write_cores, write_size
 from resile.core.context import Context
 from resile.core.nodes import wanted_ranks
-from resile.core.state import JobState
+from resile.core.state import JobState, Node
 
 Place = tuple[str, Rank]
 
@@ -41,13 +41,12 @@ def for_role(state: JobState, role: str) -> NodeResources:
     return known.resources if known is not None else NodeResources()
 
 
-def inherited(state: JobState, node: NodeKey, had: NodeResources) -> NodeResources:
-    """The resources for the replacement of a node that had the resources `had`.
-
-    Values that a plan has set for the role since the node's launch take the place of those in `had`.
-    """
-    known = state.resources.get(node.role)
-    return known.resources.over(had) if known is not None and node.id < known.since else had
+def inherited(state: JobState, node: Node) -> NodeResources:
+    """The resources for the replacement of `node`: what plans have set since its launch, and else what `node` had."""
+    known = state.resources.get(node.key.role)
+    if known is None or node.key.id >= known.since:
+        return node.resources
+    return known.resources.over(node.resources)
 
 
 def taken(state: JobState, role: str, given: NodeResources) -> Resources:
@@ -73,10 +72,6 @@ def total(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, No
     return sum_
 
 
-def now(ctx: Context) -> Sum:
-    return total(ctx, {role: wanted_ranks.wanted(ctx.state, role) for role in ctx.state.targets}, {})
-
-
 def refusal(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, NodeResources]) -> str:
     """Say which of the job's resourceLimits the nodes of these ranks would exceed together.
 
@@ -86,7 +81,7 @@ def refusal(ctx: Context, ranks: Mapping[str, Set[Rank]], given: Mapping[Place, 
     most = ctx.state.spec.resource_limits
     if most == Resources():
         return ""
-    wanted, before = total(ctx, ranks, given), now(ctx)
+    wanted, before = total(ctx, ranks, given), total(ctx, wanted_ranks.by_role(ctx.state), {})
     for name, is_, was, limit in (
         ("cpu", wanted.cpu, before.cpu, most.cpu),
         ("memory", wanted.memory, before.memory, most.memory),
@@ -112,6 +107,6 @@ def memory_for(ctx: Context, role: str, rank: Rank) -> Bytes | None:
     limit = ctx.state.spec.resource_limits.memory
     if limit is None:
         return None
-    others = {known: wanted_ranks.wanted(ctx.state, known) for known in ctx.state.targets}
+    others = wanted_ranks.by_role(ctx.state)
     others[role] = others.get(role, set()) - {rank}
     return Bytes(max(0, limit - total(ctx, others, {}).memory))

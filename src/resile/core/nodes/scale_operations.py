@@ -111,11 +111,10 @@ def close(ctx: Context, change: ScaleOperation, reason: str, message: str) -> No
     while len(ends) > MAX_PLAN_ENDS:
         del ends[next(iter(ends))]
     change.uid = change.name = ""
-    why = f": {message}" if message else ""
     if end.succeeded:
         ctx.note("PlanSucceeded", f"the plan {end.name} is done")
     else:
-        ctx.note("PlanFailed", f"the plan {end.name} ended ({reason}){why}", warning=True)
+        ctx.note("PlanFailed", f"the plan {end.name} ended ({reason}): {message}", warning=True)
 
 
 def on_plan_deleted(ctx: Context, uid: str) -> None:

@@ -115,7 +115,7 @@ def _resize(ctx: Context, target: _Target, removed: Collection[NodeKey], about: 
 
 def _move(ctx: Context, change: ScaleOperation, move: Migration) -> None:
     old = ctx.state.nodes[move.node]
-    wanted = move.resources.over(resource_limits.inherited(ctx.state, old.key, old.resources))
+    wanted = move.resources.over(resource_limits.inherited(ctx.state, old))
     new = launching.launch(ctx, old.key.role, old.rank, resources=wanted, replaces=old.key)
     change.moves[old.key] = new.key
     change.coming.add(new.key)
@@ -159,8 +159,7 @@ def _target_of(ctx: Context, plan: Plan) -> _Target:
         _check_role(state, one.role)
         _add(state, target, one, _ranks(state, target, one.role, counted))
     _check_numbers(state, target)
-    fresh = {role: wanted.resources for role, wanted in plan.roles.items()}
-    _check_limits(ctx, target, plan, fresh)
+    _check_limits(ctx, target, plan)
     return target
 
 
@@ -237,17 +236,17 @@ def _check_numbers(state: JobState, target: _Target) -> None:
             raise Refused(f"{wanted} nodes are fewer than the {needed} that the job needs (--nnodes)")
 
 
-def _check_limits(ctx: Context, target: _Target, plan: Plan, fresh: dict[str, NodeResources]) -> None:
+def _check_limits(ctx: Context, target: _Target, plan: Plan) -> None:
     state = ctx.state
     given = dict(target.given)
-    for node, wanted in ((state.nodes[move.node], move.resources) for move in plan.migrate):
-        inherited = resource_limits.inherited(state, node.key, node.resources)
-        given[node.key.role, node.rank] = wanted.over(inherited)
-    ranks = {role: wanted_ranks.wanted(state, role) for role in state.targets} | target.ranks
-    for role, wanted in fresh.items():
+    for move in plan.migrate:
+        old = state.nodes[move.node]
+        given[old.key.role, old.rank] = move.resources.over(resource_limits.inherited(state, old))
+    ranks = wanted_ranks.by_role(state) | target.ranks
+    for role, wanted in plan.roles.items():
         for rank in ranks[role]:
             if (role, rank) not in ctx.index.places and (role, rank) not in given:
-                given[role, rank] = wanted.over(resource_limits.for_role(state, role))
+                given[role, rank] = wanted.resources.over(resource_limits.for_role(state, role))
     refusal = resource_limits.refusal(ctx, ranks, given)
     if refusal:
         raise Refused(refusal)

@@ -17,6 +17,10 @@ def wanted(state: JobState, role: str) -> set[Rank]:
     return {Rank(rank) for rank in range(state.targets.get(role, 0) + len(gaps))} - gaps
 
 
+def by_role(state: JobState) -> dict[str, set[Rank]]:
+    return {role: wanted(state, role) for role in state.targets}
+
+
 def is_wanted(state: JobState, role: str, rank: Rank) -> bool:
     """True if this rank should have a node. The cost does not grow with the number of nodes."""
     if (role, rank) in state.vacated:
