@@ -31,19 +31,17 @@ def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
     if state.phase.over:
         ctx.decide(Refuse(connection=connection, message=completion.job_over(state)))
         return
-    error = _rules_error(state, hello)
-    if error:
-        ctx.decide(Refuse(connection=connection, message=Refused(because=error)))
-        return
-    node = _node_of(ctx, hello)
+    node = _rules_error(state, hello) or _node_of(ctx, hello)
     if isinstance(node, str):
         ctx.decide(Refuse(connection=connection, message=Refused(because=node)))
         return
     if node.agent is not None and node.agent.incarnation == hello.incarnation and connection < node.agent.connection:
         return  # the agent has a newer connection, so this one is closed or about to be
-    rdzv = state.rendezvous
-    opens = rdzv.config is None or (rdzv.forming is not None and not ctx.index.trainers)
-    rdzv.config = _merged(rdzv, hello.rendezvous)
+    rdzv, rules = state.rendezvous, state.rendezvous.config
+    opens = rules is None or (rdzv.forming is not None and not ctx.index.trainers)
+    rdzv.config = hello.rendezvous
+    if rules is not None:
+        forming.raise_max(rdzv, rules.max_nodes)  # an agent launched before a scale-up still brings a smaller number
     # A master whose journal was lost must not use a number again: the agent would take it for an old round.
     rdzv.last_round = max(rdzv.last_round, hello.round)
     if opens:
@@ -77,7 +75,7 @@ def on_agent_connected(ctx: Context, event: AgentConnected) -> None:
 
 def on_agent_disconnected(ctx: Context, node: Node, connection: int) -> None:
     """Give the agent the time-out `reconnect` to come back. Does nothing if it already has a newer connection."""
-    if node.agent is None or node.agent.connection != connection or node.status.ended:
+    if node.agent is None or node.agent.connection != connection:
         return
     if ctx.state.phase.over:
         node.agent.connection = 0  # agents exit when the job is over, and the platform reports how
@@ -123,11 +121,10 @@ def on_worker_failed(ctx: Context, node: Node, report: WorkerFailed) -> None:
         if node.alive and not _counts(node, failure.pid):
             return
         node.agent.holds = NO_ROUND  # the process that failed may be the one that had the state
-        ctx.touch(node)
         current = member and report.round <= rdzv.last_round  # in an older round it died after its agent had joined
         if not report.left:
             node.agent.phase = Idle()  # no round waits for the process that will replace the last one
-            ctx.touch(node)
+        ctx.touch(node)
         if not report.member:
             running.on_spare_worker_failed(rdzv, node, report.left)
     trained = state.trained
@@ -270,14 +267,6 @@ def _rules_error(state: JobState, hello: Hello) -> str:
 def _rules(config: RendezvousConfig) -> str:
     unit = f" --node_unit={config.node_unit}" if config.node_unit > 1 else ""
     return f"--nnodes={config.min_nodes}:{config.max_nodes}{unit}"
-
-
-def _merged(rdzv: Rendezvous, new: RendezvousConfig) -> RendezvousConfig:
-    """Return the rendezvous rules `new` of an agent, but with the present `max_nodes` if that is larger.
-
-    An agent that was launched before a scale-up still brings the old, smaller number.
-    """
-    return new if rdzv.config is None else forming.with_max(new, max(new.max_nodes, rdzv.config.max_nodes))
 
 
 def _forget_process(ctx: Context, node: Node) -> None:

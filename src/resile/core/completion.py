@@ -49,10 +49,9 @@ def job_over(state: JobState) -> JobOver:
 
 
 def remove_leftover(ctx: Context, node: Node) -> None:
-    if not node.status.ended:
-        node.leaving = node.leaving or "the job is over"
-        ctx.touch(node)
-        ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.kill_grace, because="the job is over"))
+    node.leaving = node.leaving or "the job is over"
+    ctx.touch(node)
+    ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.kill_grace, because="the job is over"))
 
 
 def succeed_if_done(ctx: Context) -> None:

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import msgspec
 
-from resile.api.ids import Rank, Round
+from resile.api.ids import NodeKey, Rank, Round
 from resile.core import completion
 from resile.core.completion import Reason
 from resile.core.context import Context
@@ -30,14 +30,10 @@ def fit(nodes: int, config: RendezvousConfig) -> int:
     return size if size >= config.min_nodes else 0
 
 
-def with_max(config: RendezvousConfig, max_nodes: int) -> RendezvousConfig:
-    return msgspec.structs.replace(config, max_nodes=max_nodes)
-
-
 def raise_max(rdzv: Rendezvous, wanted: int) -> None:
     """Allow rounds of `wanted` nodes, even if the agents were started for fewer."""
     if rdzv.config is not None and rdzv.config.max_nodes < wanted:
-        rdzv.config = with_max(rdzv.config, wanted)
+        rdzv.config = msgspec.structs.replace(rdzv.config, max_nodes=wanted)
 
 
 def start_join_timer(ctx: Context, rdzv: Rendezvous) -> None:
@@ -151,7 +147,7 @@ def _close(ctx: Context, rdzv: Rendezvous, size: int) -> None:
     waiting = (state.nodes[key] for key in ctx.index.waiting)
     members = sorted(waiting, key=lambda node: (order(node.key.role), node.rank))[:size]
     number = Round(rdzv.last_round + 1)
-    assignments = dict(zip((node.key for node in members), _assignments(members), strict=True))
+    assignments = _assignments(members)
     rdzv.last_round = number
     rdzv.current = RoundRunning(round=number, since=ctx.now, assignments=assignments)
     state.phase = Phase.RUNNING
@@ -169,7 +165,7 @@ def _close(ctx: Context, rdzv: Rendezvous, size: int) -> None:
         ctx.send(key, RoundFormed(round=number, assignment=assignment))
 
 
-def _assignments(members: list[Node]) -> list[RoundAssignment]:
+def _assignments(members: list[Node]) -> dict[NodeKey, RoundAssignment]:
     agents = [node.agent for node in members if node.agent is not None]
     first = agents[0]
     assert isinstance(first.phase, Waiting)
@@ -177,19 +173,19 @@ def _assignments(members: list[Node]) -> list[RoundAssignment]:
     first_ranks = [0, *accumulate(counts)]
     world_size = first_ranks.pop()
     partners = partners_of([agent.host for agent in agents])
-    return [
-        RoundAssignment(
+    return {
+        node.key: RoundAssignment(
             group_rank=Rank(group_rank),
             group_world_size=len(members),
             first_rank=first_ranks[group_rank],
             world_size=world_size,
             master_addr=first.address,
             master_port=first.phase.store_port,
-            nproc=count,
+            nproc=counts[group_rank],
             partner=agents[partners[group_rank]].replica_endpoint if len(agents) > 1 else None,
         )
-        for group_rank, count in enumerate(counts)
-    ]
+        for group_rank, node in enumerate(members)
+    }
 
 
 def _join_timeout(ctx: Context, rdzv: Rendezvous) -> float:

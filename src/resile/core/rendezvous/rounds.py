@@ -29,12 +29,9 @@ def on_join(ctx: Context, rdzv: Rendezvous, node: Node, join: Join) -> None:
     agent.elastic, agent.holds = join.elastic, join.holds
     ctx.touch(node)
     state_holders.answer_stuck(ctx)
-    growing = False
-    if rdzv.running is not None:
-        growing = running.grow(ctx, rdzv)
-    else:
+    if rdzv.running is None:
         forming.form(ctx, rdzv, newcomer=True)
-    if rdzv.running is not None and not growing:
+    elif not running.grow(ctx, rdzv):
         scale_operations.on_nodes_arrived(ctx, (node.key,))
 
 

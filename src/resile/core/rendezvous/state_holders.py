@@ -8,7 +8,6 @@ which costs time but no state.
 
 from __future__ import annotations
 
-from resile.api.ids import NodeKey, Round
 from resile.core.context import Context
 from resile.core.state import Done, Idle, Node, Resting, Stuck, Training, Waiting
 from resile.protocol.agent_to_master import WorkerStuck
@@ -32,11 +31,7 @@ def answer_stuck(ctx: Context) -> None:
         assert node.agent is not None
         assert isinstance(node.agent.phase, Stuck)
         round_ = node.agent.phase.round
-        if _is_held(ctx, round_, but=key):
+        if any(newest >= round_ and nodes != {key} for newest, nodes in ctx.index.holders.items()):
             node.agent.phase = Idle()  # its process is as good as lost
             ctx.touch(node)
             ctx.send(key, StateHeld(round=round_))
-
-
-def _is_held(ctx: Context, round_: Round, but: NodeKey) -> bool:
-    return any(newest >= round_ and nodes != {but} for newest, nodes in ctx.index.holders.items())
