@@ -28,7 +28,7 @@ from resile.checkpoint.errors import (
     unwritable,
 )
 from resile.checkpoint.layout import Layout, Part, chunks
-from resile.checkpoint.storage import METADATA, StepStorage, attempt_word, part_file, sealed
+from resile.checkpoint.storage import METADATA, StepStorage, attempt_word, decode_parts, part_file, sealed
 
 _PART = re.compile(r"__\d{1,9}\.(?P<attempt>.+)\.resile\.json")
 _BLOCK = 16 << 20
@@ -137,8 +137,7 @@ class ObjectStorage(StepStorage):
         return []
 
     def metadata(self, step: int) -> bytes:
-        with self._reading(step, METADATA):
-            return bytes(self._fs.cat_file(f"{self._path(step)}/{METADATA}"))
+        return self._read(step, METADATA)
 
     @contextlib.contextmanager
     def data(self, step: int, part: Part) -> Iterator[IO[bytes]]:
@@ -197,18 +196,13 @@ class ObjectStorage(StepStorage):
 
     def _parts(self, step: int, attempt: str) -> list[Part]:
         with self._answering(self.where(step)):
-            names = self._names_of(step)
-        parts = []
-        for name in names:
-            match = _PART.fullmatch(name)
-            if match and match["attempt"] == attempt:
-                with self._reading(step, name):
-                    text = bytes(self._fs.cat_file(f"{self._path(step)}/{name}"))
-                try:
-                    parts.append(Part.decode(text))
-                except ValueError as error:
-                    raise IncompleteBuffer(f"{name} is not what was written: {error}") from None
-        return sorted(parts, key=lambda part: part.rank)
+            matches = map(_PART.fullmatch, self._names_of(step))
+        names = [match[0] for match in matches if match and match["attempt"] == attempt]
+        return decode_parts((name, self._read(step, name)) for name in names)
+
+    def _read(self, step: int, name: str) -> bytes:
+        with self._reading(step, name):
+            return bytes(self._fs.cat_file(f"{self._path(step)}/{name}"))
 
     def _path(self, step: int) -> str:
         return f"{self._root}/step-{step}"

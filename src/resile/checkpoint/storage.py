@@ -243,14 +243,8 @@ class Storage(StepStorage):
 
     @staticmethod
     def _parts(path: Path) -> list[Part]:
-        parts = []
-        for name in sorted(os.listdir(path)):
-            if _PART.fullmatch(name):
-                try:
-                    parts.append(Part.decode((path / name).read_bytes()))
-                except ValueError as error:
-                    raise IncompleteBuffer(f"{name} is not what was written: {error}") from None
-        return sorted(parts, key=lambda part: part.rank)
+        names = sorted(filter(_PART.fullmatch, os.listdir(path)))
+        return decode_parts((name, (path / name).read_bytes()) for name in names)
 
     def set_aside(self, step: int) -> str:
         """Rename a damaged step, so that users can inspect it but no restore finds it.
@@ -296,6 +290,17 @@ class Storage(StepStorage):
             return []
         except OSError as error:
             raise not_read(error, str(self.directory)) from None
+
+
+def decode_parts(files: Iterable[tuple[str, bytes]]) -> list[Part]:
+    """Decode part files, given by name and contents, and sort them by rank. Raises IncompleteBuffer if one is damaged."""
+    parts = []
+    for name, text in files:
+        try:
+            parts.append(Part.decode(text))
+        except ValueError as error:
+            raise IncompleteBuffer(f"{name} is not what was written: {error}") from None
+    return sorted(parts, key=lambda part: part.rank)
 
 
 def attempt_word(attempt: str) -> str:
