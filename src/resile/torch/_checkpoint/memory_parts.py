@@ -91,15 +91,7 @@ class Memory(NamedTuple):
     def offers(self) -> Iterator[Offer]:
         for kind, buffers in ((Kind.OWN, self.own), (Kind.LEADER, self.leaders), (Kind.COPY, self.copies)):
             for _, record, layout in _complete(buffers, leads=kind is Kind.LEADER):
-                yield Offer(
-                    record.step,
-                    made_at(layout.attempt),
-                    layout.world,
-                    layout.rank,
-                    int(layout.replicated),
-                    int(kind),
-                    int(is_first(layout.attempt, record.sequence)),
-                )
+                yield Offer(*_identity(record, layout), int(kind), int(is_first(layout.attempt, record.sequence)))
 
     def verified(self, plan: RestorePlan, part: int, *, prefer_copies: bool) -> MemoryPart:
         """Find one part of the step that `plan` restores, compare it with its checksums, and return it.
@@ -128,9 +120,14 @@ class Memory(NamedTuple):
         wanted = (plan.step, plan.attempt, plan.world, part, plan.shared)
         for buffers in [self.copies, *own] if prefer_copies else [*own, self.copies]:
             for buffer, record, layout in _complete(buffers, leads=buffers is self.leaders):
-                if (record.step, made_at(layout.attempt), layout.world, layout.rank, layout.replicated) == wanted:
+                if _identity(record, layout) == wanted:
                     return buffer, record
         raise Damaged("it is not in memory any more")
+
+
+def _identity(record: Record, layout: Layout) -> tuple[int, int, int, int, int]:
+    """What tells a part from all others: the first fields of its `Offer`."""
+    return record.step, made_at(layout.attempt), layout.world, layout.rank, int(layout.replicated)
 
 
 def _complete(buffers: Iterable[Buffer], *, leads: bool) -> Iterator[tuple[Buffer, Record, Layout]]:
