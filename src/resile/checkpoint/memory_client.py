@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -220,11 +220,14 @@ class MemoryClient:
                 self._wanted = kind
             try:
                 self._say(word)
-                answer, descriptors = self._awaited(self._answered, self._patience) or _no_answer()
+                answered = self._awaited(self._answered, self._patience)
             finally:
                 with self._turn:
                     self._wanted = None
                     _drop(self._answered())  # it came too late
+        if answered is None:
+            raise TimeoutError("no answer in time")
+        answer, descriptors = answered
         assert isinstance(answer, kind)
         return answer, descriptors
 
@@ -319,7 +322,3 @@ def _ready(sock: socket.socket, event: int, timeout: float) -> bool:
 def _drop(answer: tuple[FromAgent, list[int]] | None) -> None:
     for descriptor in answer[1] if answer is not None else ():
         os.close(descriptor)
-
-
-def _no_answer() -> NoReturn:
-    raise TimeoutError("no answer in time")
