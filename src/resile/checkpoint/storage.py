@@ -293,7 +293,7 @@ class Storage(StepStorage):
 
 
 def decode_parts(files: Iterable[tuple[str, bytes]]) -> list[Part]:
-    """Decode part files, given by name and contents, and sort them by rank. Raises IncompleteBuffer if one is damaged."""
+    """Decode part files, given by name and contents, sorted by rank. Raises IncompleteBuffer if one is damaged."""
     parts = []
     for name, text in files:
         try:
