@@ -18,8 +18,7 @@ from resile.master.journal.base import History, JournalDamaged, JournalError
 FORMAT = 2
 """The version of the journal's format. Increase it when older events or snapshots would be read wrongly."""
 
-BUSY_TIMEOUT_MS = 2000
-
+BUSY_SECONDS = 2.0
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_event = msgspec.msgpack.Decoder(AnyEvent).decode
@@ -58,9 +57,7 @@ class SQLiteJournal:
 
     def _connect(self, mode: str) -> sqlite3.Connection:
         target = f"{self._path.absolute().as_uri()}?mode={mode}"
-        return sqlite3.connect(
-            target, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000, check_same_thread=False
-        )
+        return sqlite3.connect(target, uri=True, isolation_level=None, timeout=BUSY_SECONDS, check_same_thread=False)
 
     def _prepare(self, read_only: bool) -> None:
         if not read_only:

@@ -191,17 +191,16 @@ def _invalid(seen: ObservedJob, bad: BadManifest) -> Decision:
 def _without_master(seen: ObservedJob, lost: str, now: float) -> Decision:
     phase, restarts = seen.phase, seen.restarts.after(now)
     first = phase in (None, JobPhase.CREATED, JobPhase.FAILED) and restarts.index < 0
-    actions: list[Action] = []
-    if phase is None or phase is JobPhase.FAILED:  # Failed: its manifest was wrong and has been put right
-        actions.append(ACCEPTED)
+    # Failed: its manifest was wrong and has been put right
+    accepted = (ACCEPTED,) if phase in (None, JobPhase.FAILED) else ()
     pause = restarts.pause(now)
     if pause > 0.0:
         message = (
             f"the master ended {restarts.starts} times in a row, the last time: {lost}; the next start is due soon"
         )
-        return Decision((*actions, *_say(seen, None, Reason.MASTER_LOST, short(message))), pause)
+        return Decision((*accepted, *_say(seen, None, Reason.MASTER_LOST, short(message))), pause)
     # Even if `provisioned`, which may be out of date: a master must not be started without its Service.
-    return Decision((*actions, Provision(), StartMaster(restarts.index + 1, "" if first else lost)))
+    return Decision((*accepted, Provision(), StartMaster(restarts.index + 1, "" if first else lost)))
 
 
 def _with_master(seen: ObservedJob, pod: Object) -> Decision:
