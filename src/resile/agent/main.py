@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -196,11 +197,7 @@ async def _serve(
 ) -> int:
     endpoint = options.endpoint
     assert endpoint is not None
-    home = run_directory(options, endpoint)
-
-    def token() -> bytes:
-        return token_of(options, home, endpoint)
-
+    token = functools.partial(token_of, options, run_directory(options, endpoint), endpoint)
     session = Session(endpoint, token, lambda: _tls(options.security), options.security.tls_name or None)
     agent = Agent(
         options,

@@ -86,8 +86,6 @@ class Attempt:
         self._numbers = dict.fromkeys(self.names, number)
         self._node = node
         self._dismissed: set[int] = set()
-        self._options = node.options
-        self._logs = node.logs
         self._on_end = on_end
         self._group = WorkerGroup(node.output, self._ended, node.standbys)
         self._stopped_at: float | None = None
@@ -113,15 +111,15 @@ class Attempt:
 
     def log_of(self, failure: WorkerFailure) -> str:
         """The path of the log of the process that failed; empty if no log was kept."""
-        if not self._logs.kept or all(own.pid != failure.pid for own in self.failures):
+        if not self._node.logs.kept or all(own.pid != failure.pid for own in self.failures):
             return ""
-        directory = self._logs.of(self._numbers[failure.local_rank], failure.local_rank)
+        directory = self._node.logs.of(self._numbers[failure.local_rank], failure.local_rank)
         return next((str(file) for n in ("stderr", "stdout") if (file := directory / f"{n}.log").exists()), "")
 
     def start(self) -> None:
         """Start all processes. If that fails, `on_end` is called with the failure."""
         try:
-            self._group.start([self._spawn(rank) for rank in range(self._options.nproc)])
+            self._group.start([self._spawn(rank) for rank in range(self._node.options.nproc)])
         except (CannotStart, NoDeviceError, OSError) as error:
             self._stopped_at = time.time()
             self.failures.append(
@@ -197,15 +195,15 @@ class Attempt:
             local_rank=ended.local_rank,
             pid=ended.pid,
             ended_at=ended.at,
-            error_file=str(self._logs.of(self._numbers[ended.local_rank], ended.local_rank) / "error.json"),
+            error_file=str(self._node.logs.of(self._numbers[ended.local_rank], ended.local_rank) / "error.json"),
             log_tail=ended.tail,
             oom_killed=by_kernel and ended.returncode == -signal.SIGKILL,
         )
 
     def _spawn(self, local_rank: int) -> Spawn:
-        options = self._options
+        options = self._node.options
         number = self._numbers[local_rank]
-        directory = self._logs.of(number, local_rank)
+        directory = self._node.logs.of(number, local_rank)
         directory.mkdir(parents=True, exist_ok=True)
         environment = worker_environment(
             os.environ,
@@ -229,14 +227,14 @@ class Attempt:
     def _outlet(self, local_rank: int, which: Std, directory: Path) -> Outlet:
         name = "stdout" if which is Std.OUT else "stderr"
         return Outlet(
-            directory / f"{name}.log" if self._options.to_file(local_rank) & which else None,
-            console(name) if self._options.to_console(local_rank) & which else None,
+            directory / f"{name}.log" if self._node.options.to_file(local_rank) & which else None,
+            console(name) if self._node.options.to_console(local_rank) & which else None,
         )
 
     def _prefix(self, local_rank: int) -> bytes:
-        template = self._options.log_prefix or "[${role_name}${rank}]:"
+        template = self._node.options.log_prefix or "[${role_name}${rank}]:"
         rank = self.assignment.first_rank + local_rank
-        words = {"${role_name}": self._options.role, "${rank}": str(rank), "${local_rank}": str(local_rank)}
+        words = {"${role_name}": self._node.options.role, "${rank}": str(rank), "${local_rank}": str(local_rank)}
         for word, value in words.items():
             template = template.replace(word, value)
         return template.encode()

@@ -94,16 +94,10 @@ class Stream:
         return self._prefixed(data) if self.prefix and data else data
 
     def _prefixed(self, data: bytes) -> bytes:
-        lines = data.split(b"\n")
-        last = lines.pop()
-        out = b"".join(self._start_of_line(number) + line + b"\n" for number, line in enumerate(lines))
-        if last:
-            out += self._start_of_line(len(lines)) + last
-        self.at_line_start = not last
-        return out
-
-    def _start_of_line(self, number: int) -> bytes:
-        return self.prefix if number or self.at_line_start else b""
+        start = self.prefix if self.at_line_start else b""
+        self.at_line_start = data.endswith(b"\n")
+        end = b"\n" if self.at_line_start else b""
+        return start + data.removesuffix(b"\n").replace(b"\n", b"\n" + self.prefix) + end
 
 
 class Output:
