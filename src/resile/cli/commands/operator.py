@@ -9,7 +9,6 @@ import sys
 
 import click
 
-from resile.cli.process_exit import FAILED
 from resile.client.errors import CommandError
 
 ALL = "all"
@@ -94,5 +93,4 @@ def operator(
     except NoCluster as error:
         raise CommandError(f"no cluster: {error}; set KUBECONFIG") from error
     except OSError as error:
-        click.echo(f"resile: {error.strerror or error}", err=True)
-        return FAILED
+        raise CommandError(error.strerror or str(error)) from error

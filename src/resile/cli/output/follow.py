@@ -142,13 +142,9 @@ def closing_words(job: JobView, story: Sequence[JobEvent]) -> str:
 
 
 def outage_table(job: JobView) -> str:
-    rows = [
-        (
-            outage.because,
-            clock(outage.noticed_at),
-            clock(outage.next_step_at) if outage.next_step_at else "-",
-            took(outage.next_step_at - outage.noticed_at) if outage.next_step_at else "-",
-        )
-        for outage in job.outages
-    ]
+    rows = []
+    for outage in job.outages:
+        step = outage.next_step_at
+        recovery = (clock(step), took(step - outage.noticed_at)) if step else ("-", "-")
+        rows.append((outage.because, clock(outage.noticed_at), *recovery))
     return table(("BECAUSE", "NOTICED", "NEXT STEP", "AFTER"), rows)
