@@ -148,7 +148,10 @@ def _processes(directory: JobDirectory, record: files.NodeRecord) -> list[tuple[
         return []
     mark = f"{LOCAL_NODE_VARIABLE}={files.node_directory(directory.path, record.node)}".encode()
     below = [(pid, start_time(pid)) for pid in processes.tree(node.pid)[1:]]
-    return [(node.pid, node.pid_start), *((pid, start) for pid, start in below if start and mark in _environ(pid))]
+    return [
+        (node.pid, node.pid_start),
+        *((pid, start) for pid, start in below if start and mark in processes.environ(pid)),
+    ]
 
 
 def _send(targets: Iterable[tuple[int, int]], number: signal.Signals) -> list[int]:
@@ -178,13 +181,6 @@ def _is_master(pid: int, directory: Path) -> bool:
     return b"resile.master" in words and os.fsencode(directory) in words
 
 
-def _environ(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
 def _variable(pid: int, name: str) -> str | None:
     start = f"{name}=".encode()
-    return next((os.fsdecode(entry[len(start) :]) for entry in _environ(pid) if entry.startswith(start)), None)
+    return next((os.fsdecode(entry[len(start) :]) for entry in processes.environ(pid) if entry.startswith(start)), None)

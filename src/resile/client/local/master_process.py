@@ -137,10 +137,7 @@ def _signal(pid: int, start: int, number: signal.Signals) -> None:
 
 
 def _record(directory: JobDirectory) -> SupervisorFile | None:
-    try:
-        return msgspec.json.decode((directory.path / "supervisor.json").read_bytes(), type=SupervisorFile)
-    except (OSError, ValueError):
-        return None
+    return files.read(directory.path / "supervisor.json", SupervisorFile)
 
 
 def _last_words(directory: JobDirectory) -> str:

@@ -87,7 +87,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The main process, which leads the node's process group and session; 0 if the node does not run."""
 
 
-F = TypeVar("F", NodeFile, StopFile, ExitFile)
+F = TypeVar("F", bound=msgspec.Struct)
 
 
 def node_directory(directory: Path, node: NodeKey) -> Path:

@@ -59,6 +59,14 @@ def all_pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
+def environ(pid: int) -> list[bytes]:
+    """The environment with which a process was started, one `NAME=value` each; empty if it cannot be read."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
 def find_shim(node_directory: Path) -> int | None:
     """Search /proc for a node's living shim by its command line, and return the pid; None if there is none."""
     mark = [os.fsencode(Path(__file__).parent), os.fsencode(node_directory)]
@@ -96,9 +104,4 @@ def _belongs(pid: int, mark: bytes, session: int | None) -> bool:
     fields = stat_of(str(pid))
     if not fields or fields[0] in "ZX":
         return False
-    if session is not None and int(fields[3]) == session:
-        return True
-    try:
-        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    return (session is not None and int(fields[3]) == session) or mark in environ(pid)

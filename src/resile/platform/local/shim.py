@@ -96,9 +96,8 @@ def start(command: list[str], workdir: str, cgroup: str) -> tuple[Node | None, i
                     procs.write("0")
             step = "workdir"
             os.chdir(workdir)
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             step = "exec"
             os.execvp(command[0], command)
@@ -112,8 +111,8 @@ def start(command: list[str], workdir: str, cgroup: str) -> tuple[Node | None, i
     if not answer:
         return Node(pid), 0, ""
     os.waitpid(pid, 0)
-    step, number = answer.split()
-    why = os.strerror(int(number))
+    step, error_number = answer.split()
+    why = os.strerror(int(error_number))
     if step == "workdir":
         return None, NOT_EXECUTABLE, f"cannot enter the working directory {workdir}: {why}"
     if step == "cgroup":
