@@ -14,9 +14,11 @@ with one number per parameter that tells whether any rank had a gradient. A rank
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -46,25 +48,28 @@ class _Bucket:
     """Several gradients in one flat tensor, which the ranks sum in one collective."""
 
     def __init__(self, members: list[torch.nn.Parameter]) -> None:
-        first = members[0]
-        size = sum(p.numel() for p in members) + len(members)
-        self.flat = torch.zeros(size, dtype=first.dtype, device=first.device)
-        *parts, self._had = self._divided(members)
-        self.slots = [_Slot(self, p, part.view_as(p)) for p, part in zip(members, parts, strict=True)]
+        self.slots = [_Slot(self, parameter) for parameter in members]
+        self.allocate()
         self.divisor: torch.Tensor | int = 1
         """The world size, as a tensor if the bucket's type holds it exactly: that saves 3 us for each parameter."""
-        self._world = 1
         self.missing = 0
         """Number of gradients that are not in the bucket yet."""
         self._without: list[int] = []
         """Indices of the gradients that this rank does not have."""
 
+    def allocate(self) -> None:
+        """Allocate memory; anew if an abandoned collective may still write to the old memory."""
+        members = [slot.parameter for slot in self.slots]
+        sizes = [*(parameter.numel() for parameter in members), len(members)]
+        self.flat = torch.zeros(sum(sizes), dtype=members[0].dtype, device=members[0].device)
+        *parts, self._had = self.flat.split(sizes)
+        for slot, part in zip(self.slots, parts, strict=True):
+            slot.view = part.view_as(slot.parameter)
+
     def begin(self, world: int) -> None:
         self.missing = len(self.slots)
-        if world != self._world:
-            self._world = world
-            exact = self.flat.itemsize >= 4  # half precision does not hold every world size
-            self.divisor = torch.tensor(world, dtype=self.flat.dtype, device="cpu") if exact else world
+        exact = self.flat.itemsize >= 4  # half precision does not hold every world size
+        self.divisor = torch.tensor(world, dtype=self.flat.dtype, device="cpu") if exact else world
 
     def send(self) -> Any:
         self._had.fill_(1)
@@ -83,22 +88,14 @@ class _Bucket:
                 if not any_rank[number]:
                     self.slots[number].parameter.grad = None
 
-    def renew(self) -> None:
-        """Allocate new memory, because an abandoned collective may still write to the old memory."""
-        self.flat = torch.zeros_like(self.flat)
-        *parts, self._had = self._divided([slot.parameter for slot in self.slots])
-        for slot, part in zip(self.slots, parts, strict=True):
-            slot.view = part.view_as(slot.parameter)
-
-    def _divided(self, members: list[torch.nn.Parameter]) -> list[torch.Tensor]:
-        return list(self.flat.split([*(p.numel() for p in members), len(members)]))
-
 
 class _Slot:
-    def __init__(self, bucket: _Bucket, parameter: torch.nn.Parameter, view: torch.Tensor) -> None:
+    view: torch.Tensor
+    """The gradient's place in the memory of the bucket."""
+
+    def __init__(self, bucket: _Bucket, parameter: torch.nn.Parameter) -> None:
         self.bucket = bucket
         self.parameter = parameter
-        self.view = view
         self.passes = 0
         """Backward passes of this step that will still add to the gradient."""
         self.full = False
@@ -133,8 +130,6 @@ class Averager:
         self._buckets: list[_Bucket] = []
         self._slots: list[_Slot] = []
         self._hooks: list[Any] = []
-        self._flags: list[bool] = []
-        """For each parameter, True if it required a gradient when the last step began."""
         self._ever: list[bool] = [False] * len(self._parameters)
         """For each parameter, True if it has a slot."""
         self._closed = False
@@ -165,10 +160,7 @@ class Averager:
         for parameter, now in zip(self._parameters, trained["now"], strict=True):
             if parameter.requires_grad != now:
                 parameter.requires_grad_(now)
-        self._flags = trained["now"]
-        if self._ever != trained["ever"]:
-            self._ever = list(trained["ever"])
-            self._divide()
+        self._divide(trained["ever"])
 
     def begin(self, world: int, backwards: int = 1, group: Group | None = None) -> None:
         """Begin a step and discard all gradients, also those that an aborted step has left.
@@ -210,7 +202,7 @@ class Averager:
             with contextlib.suppress(RuntimeError):  # the outcome does not matter
                 work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
             if not work.is_completed():
-                bucket.renew()
+                bucket.allocate()
         self._works.clear()
 
     def close(self) -> None:
@@ -219,42 +211,45 @@ class Averager:
             hook.remove()
 
     def _look(self) -> None:
-        flags = [parameter.requires_grad for parameter in self._parameters]
-        if flags == self._flags:
-            return
-        self._flags = flags
-        if any(now and not ever for now, ever in zip(flags, self._ever, strict=True)):
-            self._ever = [now or ever for now, ever in zip(flags, self._ever, strict=True)]
-            self._divide()
+        self._divide([ever or each.requires_grad for each, ever in zip(self._parameters, self._ever, strict=True)])
 
-    def _divide(self) -> None:
+    def _divide(self, ever: list[bool]) -> None:
+        """Build new buckets, unless the parameters that were `ever` trained already have a place in the old ones."""
+        if ever == self._ever:
+            return
+        self._ever = ever
         for hook in self._hooks:
             hook.remove()
-        assignment = [parameter for parameter, ever in zip(self._parameters, self._ever, strict=True) if ever]
-        self._buckets = [_Bucket(members) for members in _divided(assignment, *self._limits)]
+        trained = [parameter for parameter, has_slot in zip(self._parameters, ever, strict=True) if has_slot]
+        self._buckets = [_Bucket(members) for members in _divided(trained, *self._limits)]
         self._slots = [slot for each in self._buckets for slot in each.slots]
-        self._hooks = [] if self._closed else [_hooked(slot.parameter, self._hook(slot)) for slot in self._slots]
+        self._hooks = [] if self._closed else [self._hooked(slot) for slot in self._slots]
 
-    def _hook(self, slot: _Slot) -> Callable[[torch.Tensor], None]:
-        def arrived(_: torch.Tensor) -> None:
-            if self._group is not None and self._group.over:
-                raise GroupLost("the round is over")
-            if not self._open:
-                return
-            if slot.full:
-                raise TooManyPasses("a step has more backward passes than it was told of: use step(backwards=...)")
-            task = torch._C._current_graph_task_id()
-            if task not in self._tasks:
-                self._tasks.add(task)
-                Variable._execution_engine.queue_callback(self._pass_ended)
-            slot.passes -= 1
-            if slot.passes > 0:
-                return
-            slot.fill()
-            if not slot.bucket.missing:
-                self._send_full()
+    def _hooked(self, slot: _Slot) -> Any:
+        """Have `_arrived` called at every new gradient. The parameter may be frozen now and unfrozen later."""
+        trained = slot.parameter.requires_grad
+        slot.parameter.requires_grad_(True)  # torch refuses a hook on a frozen one
+        handle = slot.parameter.register_post_accumulate_grad_hook(functools.partial(self._arrived, slot))
+        slot.parameter.requires_grad_(trained)
+        return handle
 
-        return arrived
+    def _arrived(self, slot: _Slot, _: torch.Tensor) -> None:
+        if self._group is not None and self._group.over:
+            raise GroupLost("the round is over")
+        if not self._open:
+            return
+        if slot.full:
+            raise TooManyPasses("a step has more backward passes than it was told of: use step(backwards=...)")
+        task = torch._C._current_graph_task_id()
+        if task not in self._tasks:
+            self._tasks.add(task)
+            Variable._execution_engine.queue_callback(self._pass_ended)
+        slot.passes -= 1
+        if slot.passes > 0:
+            return
+        slot.fill()
+        if not slot.bucket.missing:
+            self._send_full()
 
     def _pass_ended(self) -> None:
         """Average the gradients if the step's last backward pass has ended, or if all buckets are sent.
@@ -293,25 +288,10 @@ class Averager:
             raise GroupLost(f"gradients were not averaged: {in_brief(error)}") from error
 
 
-def _hooked(parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
-    """Have `hook` called at every new gradient of a parameter. The parameter may be frozen now and unfrozen later."""
-    frozen = not parameter.requires_grad
-    if frozen:  # torch refuses a hook on it
-        parameter.requires_grad_(True)
-    handle = parameter.register_post_accumulate_grad_hook(hook)
-    if frozen:
-        parameter.requires_grad_(False)
-    return handle
-
-
 def _within_another_pass() -> bool:
     """True if the backward pass that ends here runs inside another one, as with reentrant checkpointing."""
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code is BackwardCFunction.apply.__code__:
-            return True
-    return False
+    around = BackwardCFunction.apply.__code__
+    return any(frame.f_code is around for frame, _ in traceback.walk_stack(sys._getframe()))
 
 
 def _divided(parameters: list[torch.nn.Parameter], size: int, first: int) -> Iterable[list[torch.nn.Parameter]]:
@@ -320,11 +300,9 @@ def _divided(parameters: list[torch.nn.Parameter], size: int, first: int) -> Ite
     for parameter in reversed(parameters):
         kind = (parameter.device, parameter.dtype)
         buckets = kinds.setdefault(kind, [])
-        more = parameter.numel() * parameter.element_size()
-        limit = size if len(buckets) > 1 else first
-        if not buckets or filled[kind] >= limit:
+        if not buckets or filled[kind] >= (size if len(buckets) > 1 else first):
             buckets.append([])
             filled[kind] = 0
         buckets[-1].append(parameter)
-        filled[kind] += more
+        filled[kind] += parameter.nbytes
     return [members for buckets in kinds.values() for members in buckets]
