@@ -22,19 +22,17 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from resile.api.ids import Round
 from resile.common.backoff import Backoff
 from resile.protocol.worker_to_agent import WorkerAssignment
 from resile.torch._loop import sockets, waits
 from resile.torch._loop.waits import GroupLost as GroupLost
 from resile.torch._support.error_file import in_brief
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 CONNECT = Backoff(2.0, limit=30.0)
@@ -58,7 +56,7 @@ class Group:
         may take `timeout` seconds.
         """
         self.assignment = assignment
-        self.round: Round = assignment.round
+        self.round = assignment.round
         self._backend = backend
         self._timeout = timeout
         self._connect = connect
@@ -101,7 +99,7 @@ class Group:
             raise GroupLost(f"round {assignment.round} did not come together: {in_brief(error)}") from None
         _forget_meshes()
         self._peer_connections = {each for each in self._own if sockets.is_connected(each)}
-        self._patches.enter_context(self._notice_more())
+        self._notice_more()
         if self._backend == "gloo":
             self._patches.enter_context(waits.end_with_round(lambda: self._over_since))
         if self.over:
@@ -196,9 +194,8 @@ class Group:
                 self._before.remove(before)
                 self._own |= sockets.opened() - before
 
-    @contextlib.contextmanager
-    def _notice_more(self) -> Iterator[None]:
-        """Within this context, note the sockets of all process groups that the script makes, as `_making` does.
+    def _notice_more(self) -> None:
+        """Until `destroy`, note the sockets of all process groups that the script makes, as `_making` does.
 
         Torch has no hook for new groups, so torch's function that makes them is replaced.
         """
@@ -208,11 +205,7 @@ class Group:
             with self._making():
                 return make(*args, **more)
 
-        dist.distributed_c10d._new_process_group_helper = noticed
-        try:
-            yield
-        finally:
-            dist.distributed_c10d._new_process_group_helper = make
+        self._patches.enter_context(waits.replaced(dist.distributed_c10d, "_new_process_group_helper", noticed))
 
     def _break_until_made(self) -> None:
         deadline = time.monotonic() + CONNECT.limit

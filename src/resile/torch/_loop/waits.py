@@ -14,6 +14,7 @@ time-out aborts its group.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import math
 import sys
@@ -67,24 +68,19 @@ def call(function: Callable[[], T], over_since: OverSince) -> T:
 
     Raises GroupLost if the round ends first. The thread is then left running.
     """
-    found: list[T] = []
-    errors: list[Exception] = []
-    done = threading.Event()
+    found = concurrent.futures.Future[T]()
 
     def run() -> None:
         try:
-            found.append(function())
+            found.set_result(function())
         except Exception as error:
-            errors.append(error)
-        done.set()
+            found.set_exception(error)
 
     threading.Thread(target=run, name="resile-wait", daemon=True).start()
-    while not done.wait(LOOK):
+    while not concurrent.futures.wait([found], LOOK).done:
         if time.monotonic() > over_since() + GRACE:
             raise GroupLost("the round is over")
-    if errors:
-        raise errors[0]
-    return found[0]
+    return found.result()
 
 
 @contextlib.contextmanager
@@ -100,24 +96,30 @@ def end_with_round(over_since: OverSince) -> Iterator[None]:
         wait(work, over_since, timeout)
         return True
 
-    functional = sys.modules.get(_FUNCTIONAL)  # if not imported, nothing is sharded, and the import takes long
-    wait_tensor = getattr(functional, "wait_tensor", None)
+    functional: Any = sys.modules.get(_FUNCTIONAL)  # if not imported, nothing is sharded, and the import takes long
+    wait_tensor = functional and functional.wait_tensor
 
     def wait_for_tensor(tensor: Any) -> Any:
-        assert wait_tensor is not None
         alias = tensor.detach()  # waiting for any tensor of the same memory is enough
         call(lambda: wait_tensor(alias), over_since)
         return wait_tensor(tensor)
 
-    Work.wait = wait_for_work
-    if functional is not None and wait_tensor is not None:
-        functional.wait_tensor = wait_for_tensor  # type: ignore[attr-defined]
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(replaced(Work, "wait", wait_for_work))
+        if functional:
+            patches.enter_context(replaced(functional, "wait_tensor", wait_for_tensor))
+        yield
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within this context, the attribute `name` of `owner` is `value`."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        Work.wait = _torch_wait
-        if functional is not None and wait_tensor is not None:
-            functional.wait_tensor = wait_tensor  # type: ignore[attr-defined]
+        setattr(owner, name, before)
 
 
 def _all_gloo() -> bool:
