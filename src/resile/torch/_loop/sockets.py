@@ -31,8 +31,6 @@ def opened() -> set[Known]:
 def is_connected(known: Known) -> bool:
     """True for a TCP connection that the other side has not closed."""
     with contextlib.suppress(OSError), _copy(known) as copy:
-        if copy is None or copy.type != socket.SOCK_STREAM:
-            return False
         copy.getpeername()
         try:
             return bool(copy.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
@@ -48,7 +46,7 @@ def hang_up(known: Known) -> None:
     otherwise sends would fail. Gloo overlooks a failed send until it has read the end of the connection (torch 2.13).
     """
     with contextlib.suppress(OSError), _copy(known) as copy:
-        if copy is not None and copy.type == socket.SOCK_STREAM and not _listens(copy):
+        if not _listens(copy):
             copy.shutdown(socket.SHUT_RD)
 
 
@@ -61,10 +59,11 @@ def turn_up(known: Iterable[Known], members: int, but: int) -> None:
     """
     for each in known:
         with contextlib.suppress(OSError), _copy(each) as copy:
-            if copy is None or copy.type != socket.SOCK_STREAM or not _listens(copy) or copy.getsockname()[1] == but:
+            address = copy.getsockname()[:2]
+            if not _listens(copy) or address[1] == but:
                 continue
             for number in range(members):
-                with socket.create_connection(copy.getsockname()[:2], timeout=KNOCK) as knock:
+                with socket.create_connection(address, timeout=KNOCK) as knock:
                     knock.sendall(struct.pack("=q", number))
 
 
@@ -73,17 +72,15 @@ def _listens(copy: socket.socket) -> bool:
 
 
 @contextlib.contextmanager
-def _copy(known: Known) -> Iterator[socket.socket | None]:
-    """Yield a duplicate of an IP socket; None if the socket is of another kind, or if its descriptor was reused.
-
-    Raises OSError if the descriptor is closed.
-    """
+def _copy(known: Known) -> Iterator[socket.socket]:
+    """Yield a duplicate of a TCP socket. Raises OSError if its descriptor is closed or reused, or for other sockets."""
     descriptor, name = known
     with contextlib.ExitStack() as stack:
         duplicate = os.dup(descriptor)
         stack.callback(os.close, duplicate)
         if os.readlink(f"/proc/self/fd/{duplicate}") != name:
-            yield None
-            return
+            raise OSError(f"{name} is closed")
         copy = stack.enter_context(socket.socket(fileno=os.dup(duplicate)))
-        yield copy if copy.family in (socket.AF_INET, socket.AF_INET6) else None
+        if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.type != socket.SOCK_STREAM:
+            raise OSError(f"{name} is no TCP socket")
+        yield copy
