@@ -459,7 +459,7 @@ def test_who_waits_with_the_last_step_for_a_storage_that_is_behind_hears_that_th
     for buffer in held._memory.buffers:
         buffer.want(1)
     group = Group(placed(0, 1, port=1), "gloo", 20.0)
-    held.collectives.use(group)
+    held.collectives.group = group
     threading.Timer(0.2, group.abort).start()
     begun = time.monotonic()
     with pytest.raises(GroupLost):
@@ -841,7 +841,7 @@ def test_a_save_that_waits_for_a_copy_hears_that_its_round_is_over(
     try:
         shard = distribute_tensor(torch.ones(10), init_device_mesh("cpu", (1,)), [Shard(0)])
         checkpointer = opened()
-        checkpointer.collectives.use(group)
+        checkpointer.collectives.group = group
         assert checkpointer.save(1, {"shard": shard})
         assert asked.wait(PATIENCE)
         threading.Timer(0.1, group.abort).start()

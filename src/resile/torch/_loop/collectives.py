@@ -16,18 +16,14 @@ import torch.distributed as dist
 from resile.torch._loop.group import Group, wait
 
 _BLOCK = 64 << 20
-LONGEST = 2000
 
 
 class Collectives:
     """Exchanges numbers, texts and tensors between the ranks of a training. Several ranks need a process group."""
 
     def __init__(self, group: Group | None = None) -> None:
-        self._group = group
-
-    def use(self, group: Group | None) -> None:
-        """Communicate in this round's group from now on; None after the last round."""
-        self._group = group
+        self.group = group
+        """The group of this round, which the rendezvous sets; None without rounds and after the last one."""
 
     @property
     def rank(self) -> int:
@@ -49,10 +45,10 @@ class Collectives:
 
     def pause(self, seconds: float) -> None:
         """Sleep. Raises GroupLost as soon as the round is over."""
-        if self._group is None:
+        if self.group is None:
             time.sleep(seconds)
         else:
-            self._group.pause(seconds)
+            self.group.pause(seconds)
 
     def meet(self, row: Sequence[int]) -> list[list[int]] | None:
         """Like `gather`, but return None if there are several ranks and no process group."""
@@ -68,7 +64,7 @@ class Collectives:
         if not self._grouped:
             raise RuntimeError("restore() is for all ranks together: call it after init_process_group()")
         mine = torch.tensor(list(row), dtype=torch.int64, device=self.device)
-        return [[int(number) for number in each.tolist()] for each in self.gather_alike(mine)]
+        return [each.tolist() for each in self.gather_alike(mine)]
 
     def gather_alike(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of all ranks, by rank. The world must have at least two ranks. A collective.
@@ -76,7 +72,7 @@ class Collectives:
         All tensors must have the same shape and type, on `self.device`.
         """
         rows = [torch.empty_like(mine) for _ in range(self.world)]
-        wait(dist.all_gather(rows, mine, async_op=True), self._group)
+        wait(dist.all_gather(rows, mine, async_op=True), self.group)
         return rows
 
     def gather_all(self, row: Sequence[int]) -> list[list[int]]:
@@ -86,8 +82,8 @@ class Collectives:
         return [each[1 : 1 + each[0]] for each in rows]
 
     def tell(self, words: str) -> list[str]:
-        """Send `words` to all ranks. Returns every rank's words, by rank, cut to `LONGEST` bytes. A collective."""
-        return [bytes(row).decode(errors="replace") for row in self.gather_all(list(words.encode()[:LONGEST]))]
+        """Send `words` to all ranks. Returns every rank's words, by rank, cut to 2000 bytes. A collective."""
+        return [bytes(row).decode(errors="replace") for row in self.gather_all(words.encode()[:2000])]
 
     def hand_over(self, data: Any, length: int, source: int, takers: Sequence[int]) -> None:
         """Send `length` bytes from the rank `source` to the ranks `takers`. A collective.
@@ -105,10 +101,10 @@ class Collectives:
             block: Any = None if data is None else data[start : start + size]
             moved = block.to(device) if scratch is None else scratch[:size]
             if not alone:
-                wait(dist.broadcast(moved, source, async_op=True), self._group)
+                wait(dist.broadcast(moved, source, async_op=True), self.group)
             elif gives:
-                wait(dist.isend(moved, takers[0]), self._group)
+                wait(dist.isend(moved, takers[0]), self.group)
             else:
-                wait(dist.irecv(moved, source), self._group)
+                wait(dist.irecv(moved, source), self.group)
             if block is not None and scratch is not None:
                 block.copy_(moved)

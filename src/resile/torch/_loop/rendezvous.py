@@ -105,7 +105,7 @@ class Rendezvous:
             assignment = client.ready(self._state.completed, holds=self._holds)
             group = Group(assignment, self._backend, self._timeout, CONNECT.after(meeting))
             self.group = group
-            self._ranks.use(group)
+            self._ranks.group = group
             try:
                 if client.over(assignment.round):
                     raise GroupLost(f"round {assignment.round} is over")
@@ -192,7 +192,7 @@ class Rendezvous:
             self._client = None
         if self.group is not None:
             group, self.group = self.group, None
-            self._ranks.use(None)
+            self._ranks.group = None
             group.destroy(in_peace=in_peace)
             self._state.close()
             gc.collect()  # remains of a gloo group would abort the interpreter at its exit
