@@ -51,10 +51,6 @@ class StateSync(NamedTuple):
     messages: list[SyncMessage]
 
     @property
-    def states(self) -> list[MemberState]:
-        return [message.state for message in self.messages]
-
-    @property
     def members(self) -> frozenset[int]:
         return frozenset(message.identity for message in self.messages)
 
@@ -68,25 +64,22 @@ class StateSync(NamedTuple):
         return max(range(len(self.messages)), key=lambda rank: (self.messages[rank].state, -rank))
 
     @property
-    def strays(self) -> list[int]:
-        """Ranks that took the same steps as `source` in the same rounds, but have other parameters."""
-        best = self.messages[self.source]
-        if not best.state.holds:
-            return []
-        alike = (rank for rank, message in enumerate(self.messages) if message.state == best.state)
-        return [rank for rank in alike if self.messages[rank].digest != best.digest]
-
-    @property
     def takers(self) -> list[int]:
         """Ranks that need the state of `source`. All other ranks already have exactly that state."""
-        best, source = self.messages[self.source].state, self.source
-        have = best.holds and {rank for rank, message in enumerate(self.messages) if message.state == best}
-        alike = (have or {source}).difference(self.strays)
-        return [rank for rank in range(len(self.messages)) if rank not in alike]
+        source = self.source
+        best = self.messages[source]
+        have = [best.state.holds and (each.state, each.digest) == (best.state, best.digest) for each in self.messages]
+        return [rank for rank, has_it in enumerate(have) if not has_it and rank != source]
+
+    @property
+    def strays(self) -> list[int]:
+        """Ranks that took the same steps as `source` in the same rounds, but have other parameters."""
+        best = self.messages[self.source].state
+        return [rank for rank in self.takers if best.holds and self.messages[rank].state == best]
 
     @property
     def trained(self) -> bool:
-        return any(state.holds for state in self.states)
+        return any(message.state.holds for message in self.messages)
 
 
 class SyncResult(NamedTuple):
@@ -133,7 +126,7 @@ def send_newest(sync: StateSync, state: Callable[[], Any], ranks: Collectives) -
     described or sent, all members raise BadState.
     """
     source, takers = sync.source, sync.takers
-    step = sync.states[source].step
+    step = sync.messages[source].state.step
     if not takers:
         return SyncResult(step, source)
     text, tensors, length = _described(state, ranks, source)
