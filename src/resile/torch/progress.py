@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 
-from resile.api.ids import Round
 from resile.wire.env import AGENT_SOCKET
 
 __all__ = ["report_step"]
@@ -30,12 +29,3 @@ def report_step(step: int, total: int = 0) -> None:
     channel = AgentClient.from_environment()
     if channel is not None:
         channel.report_step(step, total)
-
-
-def enter_round(round_: Round) -> None:
-    """Report later steps as steps of `round_`. The elastic loop calls it when its process enters a round."""
-    from resile.wire.agent_client import AgentClient
-
-    channel = AgentClient.from_environment()
-    if channel is not None:
-        channel.round = round_

@@ -9,7 +9,6 @@ import sys
 
 from resile.api.ids import Round
 from resile.torch import report_step
-from resile.torch.progress import enter_round
 from resile.wire.agent_client import AgentClient
 
 
@@ -37,13 +36,13 @@ def test_the_agent_hears_the_first_step_of_every_round_at_once(monkeypatch, tmp_
         monkeypatch.setenv("RESILE_WORKER", "worker-0/1")
         monkeypatch.setenv("RESILE_WORKER_PID", str(os.getpid()))
         report_step(20, 115)
-        enter_round(Round(5))
+        channel = AgentClient.from_environment()
+        assert channel is not None
+        channel.round = Round(5)
         report_step(21, 115)
         line, _ = agent.accept()
         with line:
             heard = line.recv(4096)
-        channel = AgentClient.from_environment()
-        assert channel is not None
         channel.close()
     assert heard.index(b"Attach") < heard.index(b"StepReport")
     assert heard.count(b"StepReport") == 2

@@ -25,7 +25,7 @@ from resile.torch._loop.collectives import Collectives
 from resile.torch._loop.group import CONNECT, Group, GroupLost
 from resile.torch._loop.train_state import TrainState
 from resile.torch._support.error_file import in_brief
-from resile.torch.progress import enter_round
+from resile.wire.agent_client import AgentClient
 from resile.wire.rendezvous_client import RendezvousClient
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class Rendezvous:
         self._backend = backend
         self._timeout = timeout
         self._holds: Round = NO_ROUND
+        """The round in which this process last agreed on a state."""
         self._identity = int.from_bytes(os.urandom(7))
         self._members: frozenset[int] = frozenset()
         self._in_vain = 0
@@ -110,7 +111,8 @@ class Rendezvous:
                 if client.over(assignment.round):
                     raise GroupLost(f"round {assignment.round} is over")
                 group.form()
-                self._enter(assignment, self._agree(self._holds, assignment.rank, assignment.world_size))
+                self._enter(assignment, self._agree(assignment.rank, assignment.world_size))
+                return
             except Exception as error:
                 if not isinstance(error, GroupLost) and not (isinstance(error, RuntimeError) and group.broken):
                     self.release_peers()
@@ -123,12 +125,10 @@ class Rendezvous:
                     raise RuntimeError(
                         f"{MOST_MEETINGS} rounds in a row did not come together; the last: {in_brief(error)}"
                     ) from error
-                continue
-            return
 
     def await_members(self) -> None:
         """Wait until every member of this round has called this method. Raises RuntimeError if the group broke."""
-        self._exchange(self._holds)
+        self._exchange()
 
     def note_step(self) -> None:
         """Note that a step was taken. For `is_loss`, only the meetings since the last step count."""
@@ -206,27 +206,26 @@ class Rendezvous:
         """Enter the only round that there is without an agent. Torchrun's variables, if set, describe its group."""
         if self._holds:
             raise RuntimeError("a peer was lost, and there is no agent to form a new round: run this with `resile run`")
-        self._holds = Round(1)
         if not dist.is_initialized() and "RANK" in os.environ:
             dist.init_process_group(self._backend)
             atexit.register(_destroy_at_exit)
         if dist.is_initialized():
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        found = self._agree(NO_ROUND, self.rank, self.world)
+        found = self._agree(self.rank, self.world)
         self._state.adopt(found)
+        self._holds = Round(1)
         self._state.save_in_memory(found)
 
-    def _agree(self, holds: int, rank: int, world: int) -> state_sync.SyncResult:
+    def _agree(self, rank: int, world: int) -> state_sync.SyncResult:
         """Agree with all members on the state to go on from. A collective.
 
         If a member has trained and the model is not sharded, all take the state of the most advanced member. Otherwise
         all restore the newest checkpoint. If there is no checkpoint, a sharded model begins anew, and with any other
         model all take the state of one member. Raises StateLost if the model is sharded and its trained state is lost.
-        `holds` is the round in which this process last agreed on a state.
         """
         state = self._state
         state.resize(rank, world)
-        sync = self._exchange(holds)
+        sync = self._exchange()
         self._furthest = sync.loops
         self._in_vain = self._in_vain + 1 if sync.members == self._members else 0
         self._members = sync.members
@@ -242,16 +241,16 @@ class Rendezvous:
             )
         return state_sync.SyncResult(0, state_sync.FROM_CHECKPOINT)
 
-    def _exchange(self, holds: int) -> state_sync.StateSync:
-        state = self._state
-        standing = state_sync.MemberState(state.completed, holds)
-        message = state_sync.SyncMessage(standing, self._identity, self.loops, state.digest() if holds else 0)
-        return state_sync.exchange(message, self._ranks)
+    def _exchange(self) -> state_sync.StateSync:
+        state = state_sync.MemberState(self._state.completed, self._holds)
+        digest = self._state.digest() if self._holds else 0
+        return state_sync.exchange(state_sync.SyncMessage(state, self._identity, self.loops, digest), self._ranks)
 
     def _enter(self, assignment: WorkerAssignment, found: state_sync.SyncResult) -> None:
         self.rank, self.world, self.round = assignment.rank, assignment.world_size, assignment.round
         _tell_script(assignment)
-        enter_round(assignment.round)
+        if (channel := AgentClient.from_environment()) is not None:
+            channel.round = assignment.round  # steps are reported as steps of this round from now on
         self._state.adopt(found)
         self._holds = assignment.round
         self._state.save_in_memory(found)
