@@ -68,9 +68,6 @@ __all__ = ["Elastic"]
 
 log = logging.getLogger(__name__)
 
-TIMEOUT = 1800.0
-"""Seconds that a collective may take; torch's default."""
-
 
 class _Stage(enum.Enum):
     """How far this process is between meeting its peers and the end of a loop."""
@@ -101,7 +98,7 @@ class Elastic:
         every: int = 1,
         completed: int = 0,
         backend: str | None = None,
-        timeout: float = TIMEOUT,
+        timeout: float = 1800.0,
     ) -> None:
         """Check the arguments. The first call of `epochs`, `steps`, `step` or `meet` meets the peers.
 
@@ -120,7 +117,7 @@ class Elastic:
             every: steps between two checkpoints.
             completed: steps already taken, if the script has loaded the state itself.
             backend: as for torch's `init_process_group`; None: nccl with a GPU, otherwise gloo.
-            timeout: seconds that a collective may take.
+            timeout: seconds that a collective may take; the default is torch's.
         """
         check_checkpointer(checkpointer, every)
         check_parts(sampler, scheduler, state, before_step)
@@ -192,47 +189,28 @@ class Elastic:
         count, sampler = whole("count", count), self.sampler
         if sampler is None:
             raise ValueError("epochs() needs a sampler: give one to Elastic, or use steps()")
-        self.meet()
-        given = False
-        while True:
+
+        def rest() -> Iterator[tuple[int, Any]]:
             while sampler.epoch < count:
-                self._total = self._steps_until(count)
-                for samples, batch in dealt(sampler, loader):
-                    if self.round_over:
-                        break
-                    self._stage, self._samples = _Stage.GIVEN, samples
-                    self._passes = len(batch) if isinstance(batch, Step) else 1
-                    given = True
-                    yield batch
-                    if not self._taken():
-                        break
-                else:
-                    sampler.set_epoch(sampler.epoch + 1)
-                    continue
-                self._regroup()
-            if self._all_done():
-                if not given:
-                    log.info("nothing left to do: %d epochs are done", count)
-                return
+                self._total = 0  # unknown if the data are a stream
+                if sampler.size is not None:
+                    later = (count - sampler.epoch - 1) * sampler.steps_per_epoch
+                    self._total = self.completed + len(sampler) + later
+                yield from dealt(sampler, loader)
+                sampler.set_epoch(sampler.epoch + 1)
+
+        yield from self._loop(rest, f"{count} epochs")
 
     def steps(self, total: int) -> Iterator[int]:
         """Yield the number of completed steps before each step, until it is `total`. For data without a sampler."""
         total = whole("total", total)
-        self.meet()
-        self._total = total
-        given = False
-        while True:
+
+        def rest() -> Iterator[tuple[int, int]]:
+            self._total = total
             while self.completed < total:
-                if not self.round_over:
-                    self._stage, given = _Stage.GIVEN, True
-                    yield self.completed
-                    if self._taken():
-                        continue
-                self._regroup()
-            if self._all_done():
-                if not given:
-                    log.info("nothing left to do: %d steps are done", total)
-                return
+                yield 0, self.completed
+
+        yield from self._loop(rest, f"{total} steps")
 
     @contextlib.contextmanager
     def step(self, backwards: int | None = None) -> Iterator[None]:
@@ -253,12 +231,12 @@ class Elastic:
         self._stage, self.stepped = _Stage.MET, False
         try:
             yield
-            training.share()
+            training.share(self.world, self._rendezvous.group)
             if self._before_step is not None:
                 self._before_step()
         except Exception as error:
             lost = self._rendezvous.is_loss(error)
-            self._break_off(lost)
+            training.break_off(self._rendezvous.group, lost=lost)
             if not lost:
                 raise
             log.info("step %d is broken off: %s", self.completed + 1, in_brief(error))
@@ -306,6 +284,32 @@ class Elastic:
         atexit.unregister(self.close)
         self._rendezvous.close(in_peace=self._stage is _Stage.DONE)
 
+    def _loop(self, rest: Callable[[], Iterator[tuple[int, Any]]], what: str) -> Iterator[Any]:
+        """Yield the data of each step, until every member of the round has taken the last step.
+
+        `rest` is called in each round. It yields, for each step that is left, how many samples the whole world takes,
+        and the data for the script. `what` names the whole loop in a log line.
+        """
+        self.meet()
+        given = False
+        while True:
+            for samples, data in rest():
+                if self.round_over:
+                    break
+                self._stage, self._samples = _Stage.GIVEN, samples
+                self._passes = len(data) if isinstance(data, Step) else 1
+                given = True
+                yield data
+                if not self._taken():
+                    break
+            else:
+                if not self._all_done():
+                    continue
+                if not given:
+                    log.info("nothing left to do: %s are done", what)
+                return
+            self._regroup()
+
     def _regroup(self) -> None:
         self.stepped = False
         self._rendezvous.form()
@@ -324,7 +328,7 @@ class Elastic:
             if not self._rendezvous.is_loss(error):
                 self._rendezvous.release_peers()
                 raise
-            self._break_off(lost=True)
+            state.training.break_off(self._rendezvous.group, lost=True)
             log.info("step %d is not saved: %s", state.completed, in_brief(error))
 
     def _taken(self) -> bool:
@@ -333,12 +337,6 @@ class Elastic:
         if self.stepped:
             report_step(self.completed, self._total)
         return self.stepped
-
-    def _steps_until(self, epochs: int) -> int:
-        sampler = self.sampler
-        if sampler is None or sampler.size is None:
-            return 0
-        return self.completed + len(sampler) + (epochs - sampler.epoch - 1) * sampler.steps_per_epoch
 
     def _all_done(self) -> bool:
         """Wait until every member has taken the last step, and return True.
@@ -368,10 +366,3 @@ class Elastic:
         if checkpoints is not None:
             checkpoints.wait_stored()
         return True
-
-    def _break_off(self, lost: bool) -> None:
-        """Stop this step. If a peer is `lost`, or collectives are pending, abort the group, so that no peer waits."""
-        self._state.training.leave()
-        if self._rendezvous.group is not None and (lost or self._state.training.under_way):
-            self._rendezvous.group.abort()
-            self._state.training.abandon()

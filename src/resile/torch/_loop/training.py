@@ -56,28 +56,22 @@ class LoopTraining:
         self._sharded = [parameter for parameter in parameters if _is_sharded(parameter)]
         self._averager = Averager(parameter for parameter in parameters if not _is_sharded(parameter))
         self._buffers = ModelBuffers(self.model)
-        self._world = 1
-        self._group: Group | None = None
         self._can_be_given = False
         self._open = False
         """True during a step, when only `update` may call the optimizer."""
         self._hook = self.optimizer.register_step_pre_hook(self._refuse_early_step)
 
-    @property
-    def under_way(self) -> bool:
-        return self._averager.under_way
-
     def begin(self, world: int, backwards: int, group: Group | None) -> None:
         """Begin a step of `backwards` backward passes and discard all gradients. Arguments as for `Averager.begin`."""
-        self._world, self._group, self._open = world, group, True
+        self._open = True
         self._averager.begin(world, backwards, group)
         for parameter in self._sharded:
             parameter.grad = None
 
-    def share(self) -> None:
+    def share(self, world: int, group: Group | None) -> None:
         """Average the gradients and receive rank 0's module buffers. Raises GroupLost if the group broke."""
         self._averager.finish()
-        self._buffers.fetch(self._world, self._group)
+        self._buffers.fetch(world, group)
 
     def update(self) -> None:
         """Take the step with the averaged gradients. No collective, so the loss of a peer cannot interrupt it.
@@ -93,12 +87,15 @@ class LoopTraining:
             state_codec.describe(self.state())
             self._can_be_given = True
 
-    def leave(self) -> None:
-        """End a step that raised an error, so that the script may use the optimizer again."""
-        self._open = False
+    def break_off(self, group: Group | None, *, lost: bool) -> None:
+        """End a step that raised an error, so that the script may use the optimizer again.
 
-    def abandon(self) -> None:
-        self._averager.abandon()
+        If a peer is `lost`, or collectives are pending, abort the group, so that no peer waits.
+        """
+        self._open = False
+        if group is not None and (lost or self._averager.under_way):
+            group.abort()
+            self._averager.abandon()
 
     def undo(self) -> None:
         """Set the buffers of the model's modules back to their values before an aborted step."""
@@ -154,14 +151,14 @@ class LoopTraining:
 
 
 def built_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, scheduler: Any) -> Built:
-    """Check a script's own model and optimizer, and return them, followed by the scheduler if there is one.
+    """Check a script's own model and optimizer, and return them with the scheduler, which may be None.
 
     Raises ValueError if model or optimizer is missing, and the errors of `check_model`.
     """
     if model is None or optimizer is None:
         raise ValueError("model: give a model and its optimizer, or a function that builds them (`build`)")
     check_model(model, optimizer)
-    return (model, optimizer) if scheduler is None else (model, optimizer, scheduler)
+    return model, optimizer, scheduler
 
 
 def rest_of_state(sampler: Stateful | None, state: Mapping[str, Stateful]) -> dict[str, Stateful]:
