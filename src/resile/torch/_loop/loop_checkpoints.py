@@ -17,7 +17,6 @@ from resile.torch._support.arguments import whole
 from resile.wire.env import AGENT_SOCKET
 
 if TYPE_CHECKING:
-    from resile.torch._loop.collectives import Collectives
     from resile.torch.checkpointer import Checkpointer
 
 log = logging.getLogger(__name__)
@@ -43,13 +42,10 @@ class LoopCheckpoints:
                 "would never be due for storage; give a divisor of it"
             )
         self._checkpointer = checkpointer
+        self.ranks = checkpointer.collectives
         self._every = every
         self._saved: int | None = None
         """The last step that this group saved or restored; None if there is none."""
-
-    @property
-    def ranks(self) -> Collectives:
-        return self._checkpointer.collectives
 
     def restore(self, parts: Parts) -> int | None:
         """Load the newest complete step into `parts` and return its number; None, with no change, if there is no step.
@@ -107,8 +103,7 @@ class LoopCheckpoints:
             if all(row[0] for row in self.ranks.gather([int(self._saved == step)])):
                 return
             self.save(step, parts, store=True)
-            behind = self._checkpointer.behind
-            if not any(row[0] for row in self.ranks.gather([int(behind)])):
+            if not any(row[0] for row in self.ranks.gather([int(self._checkpointer.behind)])):
                 return
             self.ranks.pause(seconds)
 
