@@ -29,8 +29,8 @@ import msgspec
 import torch
 from torch.utils.data import DataLoader, IterableDataset, _utils, default_collate
 
-from resile.torch._data.partition import Share, passes
-from resile.torch._data.sample_reader import Batches, MapReader, Reader, ReadRequest, Samples, StreamReader, asks
+from resile.torch._data.partition import Share, passes, spans
+from resile.torch._data.sample_reader import Batches, MapReader, Reader, ReadRequest, Samples, StreamReader
 from resile.torch._support.arguments import check_known, whole
 from resile.torch.sampler import ElasticBatchSampler, Position, StepSampler
 
@@ -149,13 +149,12 @@ class ElasticLoader(StepSampler):
         An iteration uses the world, epoch and position of the moment at which it begins, so begin another one after
         `resize` or `load_state_dict`. Batches that an earlier iteration has read ahead are then dropped.
         """
-        rank, world, step_size = self.rank, self.world, self.step_size
+        epoch, rank, world, step_size = self.epoch, self.rank, self.world, self.step_size
         self._newest.value += 1
-        first = ReadRequest(self.epoch, self.completed, step_size, rank, world, self._newest.value)
-        self._asks.now = asks(first, self.size, self._drop_last)
-        batches: Batches
-        for batches in self._loader:
-            total, own = batches
+        generation = self._newest.value
+        ahead = spans(self.completed, self.size, step_size, self._drop_last)
+        self._asks.now = (ReadRequest(epoch, begin, total, rank, world, generation) for begin, total in ahead)
+        for total, own in self._loader:
             if not total or (total < step_size and self._drop_last):
                 return
             dealt = passes(total, rank, world, self._largest)

@@ -31,7 +31,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
-from resile.torch._data.partition import Share, passes, spans, steps_in
+from resile.torch._data.partition import Share, passes, spans
 from resile.torch._data.shuffle import EpochOrder
 from resile.torch._support.arguments import whole
 from resile.torch._support.log_setup import show_info_logs
@@ -41,8 +41,6 @@ __all__ = ["ElasticBatchSampler", "ElasticSampler", "Iteration", "Position", "Sh
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-UNKNOWN = -1
-"""In a saved state: the size of a stream, which is unknown before its end."""
 
 
 class Position:
@@ -53,22 +51,11 @@ class Position:
     """
 
     def __init__(
-        self,
-        size: int | None,
-        *,
-        rank: int | None = None,
-        world: int | None = None,
-        seed: int = 0,
-        shuffled_together: int = 0,
+        self, size: int | None, *, rank: int | None, world: int | None, seed: int, shuffled_together: int
     ) -> None:
-        """Start at the beginning of epoch 0.
+        """Start at the beginning of epoch 0. `size` is None for a stream, whose length is unknown before its end.
 
-        Args:
-            size: samples of an epoch; None if unknown before its end.
-            rank: this process's rank; None: that of the process group, the environment or `Elastic`.
-            world: number of processes; None: as with `rank`.
-            seed: together with the epoch, determines the order.
-            shuffled_together: how many samples are shuffled among each other; 0 keeps the data's own order.
+        `shuffled_together` is how many samples are shuffled among each other; 0 keeps the data's own order.
         """
         if size is not None and size < 0:
             raise ValueError(f"size must be at least 0, not {size}")
@@ -151,8 +138,8 @@ class Position:
 
     @property
     def _identity(self) -> dict[str, int]:
-        """A saved position means the same sample only if these values are equal."""
-        size = UNKNOWN if self.size is None else self.size
+        """A saved position means the same sample only if these values are equal. The size of a stream is -1."""
+        size = -1 if self.size is None else self.size
         return {"size": size, "seed": self._seed, "shuffled": self._shuffled_together}
 
     def has(self, completed: int) -> bool:
@@ -202,7 +189,8 @@ class StepSampler(Position):
     def _steps_in_rest(self, completed: int) -> int:
         if self.size is None:
             raise TypeError("a stream has no length before its end")
-        return steps_in(self.size - completed, self.step_size, self._drop_last)
+        left = self.size - completed
+        return left // self.step_size if self._drop_last else -(-left // self.step_size)
 
 
 class Iteration(Iterator[T]):
@@ -288,9 +276,9 @@ class ElasticBatchSampler(StepSampler):
         rank, world, step_size, order = self.rank, self.world, self.step_size, self._order()
 
         def deal(start: int) -> Iterator[tuple[int, list[int]]]:
-            for span in spans(start, self.size, step_size, self._drop_last):
-                (own,) = passes(span.total, rank, world)
-                yield span.begin + span.total, order(span.begin + own.first, span.begin + own.end)
+            for begin, total in spans(start, self.size, step_size, self._drop_last):
+                (own,) = passes(total, rank, world)
+                yield begin + total, order(begin + own.first, begin + own.end)
 
         return Iteration(self, deal)
 
@@ -298,7 +286,7 @@ class ElasticBatchSampler(StepSampler):
         """This rank's share of each step left in the epoch, one for each list of `__iter__`."""
         rank, world = self.rank, self.world
         steps = spans(self.completed, self.size, self.step_size, self._drop_last)
-        return (passes(span.total, rank, world)[0].share for span in steps)
+        return (passes(total, rank, world)[0].share for _, total in steps)
 
 
 class ElasticSampler(Position):

@@ -7,6 +7,7 @@ because each pass of a sharded model involves all ranks. A rank that has no samp
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import msgspec
@@ -36,13 +37,6 @@ class Pass(msgspec.Struct, frozen=True):
     share: Share
 
 
-class Span(msgspec.Struct, frozen=True):
-    """The samples of one step: `total` of them, from position `begin` of the epoch's order on."""
-
-    begin: int
-    total: int
-
-
 def part(total: int, rank: int, world: int) -> tuple[int, int]:
     """Begin and end of the samples of `rank` if `total` samples are split as evenly as possible over `world` ranks."""
     return total * rank // world, total * (rank + 1) // world
@@ -65,13 +59,12 @@ def passes(total: int, rank: int, world: int, largest: int | None = None) -> lis
     return dealt
 
 
-def spans(start: int, size: int, step_size: int, drop_last: bool) -> Iterator[Span]:
-    """Yield the steps of an epoch of `size` samples, from position `start` on. With `drop_last`, only full steps."""
-    for begin in range(start, size, step_size):
-        total = min(step_size, size - begin)
+def spans(start: int, size: int | None, step_size: int, drop_last: bool) -> Iterator[tuple[int, int]]:
+    """Yield the steps of an epoch from position `start` on: the position of the first sample, and how many there are.
+
+    The epoch has `size` samples; endless if `size` is None. With `drop_last`, only full steps are yielded.
+    """
+    for begin in itertools.count(start, step_size) if size is None else range(start, size, step_size):
+        total = step_size if size is None else min(step_size, size - begin)
         if total == step_size or not drop_last:
-            yield Span(begin, total)
-
-
-def steps_in(samples: int, step_size: int, drop_last: bool) -> int:
-    return samples // step_size if drop_last else -(-samples // step_size)
+            yield begin, total

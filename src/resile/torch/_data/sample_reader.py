@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from resile.torch._data.partition import Pass, passes, spans
+from resile.torch._data.partition import Pass, passes
 from resile.torch._data.shuffle import EpochOrder
 
 Batches = tuple[int, list[Any]]
@@ -35,16 +35,6 @@ class ReadRequest(msgspec.Struct, frozen=True):
     world: int
     generation: int
     """The number of the loader's iteration that asks. Requests of older iterations get no samples."""
-
-
-def asks(first: ReadRequest, size: int | None, drop_last: bool) -> Iterator[ReadRequest]:
-    """Yield `first` and the requests for all later steps of its epoch; endless if the epoch's `size` is None."""
-    if size is None:
-        for begin in itertools.count(first.begin, first.total):
-            yield msgspec.structs.replace(first, begin=begin)
-    else:
-        for span in spans(first.begin, size, first.total, drop_last):
-            yield msgspec.structs.replace(first, begin=span.begin, total=span.total)
 
 
 class Samples(msgspec.Struct, frozen=True):
