@@ -28,7 +28,7 @@ from resile.torch._trainers.resumable_loader import ResumableLoader
 from resile.torch.progress import report_step
 
 try:
-    from lightning.fabric.plugins.environments import ClusterEnvironment
+    from lightning.fabric.plugins.environments import TorchElasticEnvironment
     from lightning.pytorch import Callback
     from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
     from lightning.pytorch.utilities import CombinedLoader
@@ -41,7 +41,7 @@ LOADERS = "combined_loader"
 """The key under which Lightning's loop keeps the states of the loaders."""
 
 
-class ResileEnvironment(ClusterEnvironment):  # type: ignore[misc]
+class ResileEnvironment(TorchElasticEnvironment):  # type: ignore[misc]
     """Ranks and addresses as `resile run` or torchrun gave them to this process; one rank under plain python.
 
     It starts no processes. Give its `devices` and `num_nodes` to the `Trainer`.
@@ -58,10 +58,6 @@ class ResileEnvironment(ClusterEnvironment):  # type: ignore[misc]
         return self.world_size() // self.devices
 
     @property
-    def creates_processes_externally(self) -> bool:
-        return True
-
-    @property
     def main_address(self) -> str:
         return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
@@ -69,27 +65,14 @@ class ResileEnvironment(ClusterEnvironment):  # type: ignore[misc]
     def main_port(self) -> int:
         return _variable("MASTER_PORT", 0)
 
-    @staticmethod
-    def detect() -> bool:
-        return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
     def world_size(self) -> int:
         return _variable("WORLD_SIZE", 1)
-
-    def set_world_size(self, size: int) -> None:
-        """Does nothing, because the launcher decides the size of the world."""
 
     def global_rank(self) -> int:
         return _variable("RANK", 0)
 
-    def set_global_rank(self, rank: int) -> None:
-        """Does nothing, because the launcher decides the rank."""
-
     def local_rank(self) -> int:
         return _variable("LOCAL_RANK", 0)
-
-    def node_rank(self) -> int:
-        return _variable("GROUP_RANK", 0)
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Raise ValueError if the `Trainer` has other numbers of devices and nodes than the launcher."""
