@@ -35,9 +35,6 @@ except ImportError as error:
 
 __all__ = ["ResileCallback"]
 
-STATE_FILE = "trainer_state.json"
-"""The `Trainer`'s name for its own state in a checkpoint folder."""
-
 
 class ResileCallback(TrainerCallback):  # type: ignore[misc]
     """Reports steps to the agent, saves the whole state every `save_every` steps, and restores the newest save."""
@@ -75,7 +72,8 @@ class ResileCallback(TrainerCallback):  # type: ignore[misc]
             self._goes_on = found is not None
             if found is None:
                 return trainer.train(resume_from_checkpoint=resume_from_checkpoint, **options)
-            with _folder(found["trainer"]) as folder, _no_weights_in_it(trainer):
+            with tempfile.TemporaryDirectory(prefix="resile-") as folder, _no_weights_in_it(trainer):
+                Path(folder, "trainer_state.json").write_text(found["trainer"], encoding="utf-8")
                 return trainer.train(resume_from_checkpoint=folder, **options)
         except RuntimeError as error:
             if is_peer_loss(error):
@@ -140,15 +138,8 @@ def _check_that_ranks_are_alike(trainer: Any) -> None:
 
 
 @contextlib.contextmanager
-def _folder(state: str) -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="resile-") as folder:
-        Path(folder, STATE_FILE).write_text(state, encoding="utf-8")
-        yield folder
-
-
-@contextlib.contextmanager
 def _no_weights_in_it(trainer: Any) -> Iterator[None]:
-    """Within this context, the `Trainer` does not look for weights in the folder that `_folder` makes.
+    """Within this context, the `Trainer` does not look for weights in the folder from which it resumes.
 
     That folder has no weights, because `on_train_begin` loads them. `_load_from_checkpoint` is the only private name of
     the `Trainer` used here. If that name changes, the `Trainer` reports missing weights.

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import random
-import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +34,6 @@ log = logging.getLogger(__name__)
 COMMON, OWN, RANDOM = "common", "own", "random"
 ROUNDED = 16 << 10
 """Bytes. Descriptions are padded to a multiple of this, so that their growth seldom changes the checkpoint's layout."""
-_LENGTH = struct.Struct("<Q")
 
 
 class Saving(TypedDict, total=False):
@@ -95,8 +93,7 @@ class Continuation:
     def peek(self) -> Any | None:
         """Load only the `common` values of the newest step that all ranks can load; None if there is no such step."""
         state: dict[str, Any] = {COMMON: None}
-        step = self._restored(state)
-        return None if step is None else _unpacked(state[COMMON])
+        return None if self._restored(state) is None else _unpacked(state[COMMON])
 
     def restore(self, parts: State, begins_at: int = 0) -> Restored | None:
         """Load the newest saved step into `parts`, and return its number and the values that were saved with it.
@@ -111,7 +108,11 @@ class Continuation:
             return None
         parts.update((name, state[name]) for name in list(parts))
         ranks, rows = Collectives(), state[OWN]
-        if len(rows) != ranks.world and ranks.rank == 0:
+        mine = _unpacked(rows[min(ranks.rank, len(rows) - 1)])
+        drawn = mine.pop(RANDOM)
+        if len(rows) == ranks.world:
+            self._random = drawn
+        elif ranks.rank == 0:
             log.warning(
                 "step %d was saved by %d ranks and there are %d now: random numbers are drawn anew, and the place in "
                 "the data is that of the same step, not of the same sample",
@@ -119,10 +120,6 @@ class Continuation:
                 len(rows),
                 ranks.world,
             )
-        mine = _unpacked(rows[min(ranks.rank, len(rows) - 1)])
-        if len(rows) == ranks.world:
-            self._random = mine[RANDOM]
-        del mine[RANDOM]
         if ranks.rank == 0:
             log.info("training goes on after step %d", step)
         return Restored(step, _unpacked(state[COMMON]), mine)
@@ -198,14 +195,14 @@ def _packed(value: Any) -> torch.Tensor:
     description, tensors = describe(value)
     raw = [tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
     body = msgspec.msgpack.encode([description, raw])
-    size = -(-(_LENGTH.size + len(body)) // ROUNDED) * ROUNDED
-    return torch.frombuffer(bytearray((_LENGTH.pack(len(body)) + body).ljust(size, b"\0")), dtype=torch.uint8)
+    framed = len(body).to_bytes(8, "little") + body
+    size = -(-len(framed) // ROUNDED) * ROUNDED
+    return torch.frombuffer(bytearray(framed.ljust(size, b"\0")), dtype=torch.uint8)
 
 
 def _unpacked(data: torch.Tensor) -> Any:
     everything = data.numpy().tobytes()
-    (length,) = _LENGTH.unpack_from(everything)
-    body = everything[_LENGTH.size : _LENGTH.size + length]
+    body = everything[8 : 8 + int.from_bytes(everything[:8], "little")]
     description, raw = msgspec.msgpack.decode(body, type=tuple[bytes, list[bytes]])
     known = shapes_of(description)
     tensors = [shape.empty(torch.device("cpu")) for shape in known.shapes]

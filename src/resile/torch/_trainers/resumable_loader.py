@@ -8,7 +8,7 @@ batches that were used already are skipped by their indices, without loading the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,11 +22,11 @@ class ResumableLoader:
     sampler's `set_epoch` in between.
     """
 
-    __slots__ = ("_batches", "_began_with", "_loader", "_resume", "_workers_stay")
+    __slots__ = ("_began_with", "_loader", "_resume", "_workers_stay", "batches")
 
     def __init__(self, loader: Any) -> None:
         object.__setattr__(self, "_loader", loader)
-        self._batches = 0
+        self.batches = 0
         """Batches that this epoch has yielded, including those before a restart."""
         self._began_with: dict[str, Any] = {}
         """The states of the random number generators when this epoch began."""
@@ -49,20 +49,16 @@ class ResumableLoader:
 
     def __iter__(self) -> Iterator[Any]:
         resume, self._resume = self._resume, None
-        self._batches, self._began_with = resume or (0, self._random() | {"workers_stay": self._workers_stay})
+        self.batches, self._began_with = resume or (0, self._random() | {"workers_stay": self._workers_stay})
         batches = iter(self._loader) if resume is None else self._rest()
         self._workers_stay = bool(getattr(self._loader, "persistent_workers", False))
         for batch in batches:
-            self._batches += 1
+            self.batches += 1
             yield batch
-
-    @property
-    def batches(self) -> int:
-        return self._batches
 
     def state_dict(self, unused: int = 0) -> dict[str, Any]:
         """The position in the epoch, as if the last `unused` batches had not been yielded."""
-        return {"batches": max(self._batches - unused, 0), "random": self._began_with}
+        return {"batches": max(self.batches - unused, 0), "random": self._began_with}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._resume = (state["batches"], state["random"])
@@ -76,15 +72,27 @@ class ResumableLoader:
         loader = self._loader
         plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
         if not plain or loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
-            return itertools.islice(iter(loader), self._batches, None)
+            return itertools.islice(iter(loader), self.batches, None)
         if not self._began_with["workers_stay"]:  # the loader drew a number for its workers first
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         indices = iter(loader.batch_sampler)
-        first = list(itertools.islice(indices, self._batches, self._batches + 1))  # draws the order
+        first = list(itertools.islice(indices, self.batches, self.batches + 1))  # draws the order
         random = self._random()
         if loader.persistent_workers:
             iter(loader)  # starts workers for the next pass, as before the restart
-        batches = iter(_with_indices(loader, itertools.chain(first, indices)))
+        rest = DataLoader(
+            loader.dataset,
+            batch_sampler=itertools.chain(first, indices),
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor,
+        )
+        batches: Iterator[Any] = iter(rest)
         self._set_random(random)
         return batches
 
@@ -96,27 +104,3 @@ class ResumableLoader:
         torch.set_rng_state(random["torch"])
         if "generator" in random:
             self._loader.generator.set_state(random["generator"])
-
-
-class _Indices:
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._batches
-
-
-def _with_indices(loader: Any, indices: Iterator[Any]) -> Iterable[Any]:
-    alike: Iterable[Any] = DataLoader(
-        loader.dataset,
-        batch_sampler=_Indices(indices),
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-    )
-    return alike
