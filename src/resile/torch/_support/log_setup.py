@@ -10,9 +10,6 @@ from __future__ import annotations
 import logging
 import sys
 
-FORMAT = "[%(asctime)s] [%(levelname)s] %(message)s"
-
-
 _UNASKED = logging.INFO - 1
 """The level that `show_info_logs` sets. It works like INFO, but differs from any level that a script sets."""
 _UNHEARD = -1
@@ -24,17 +21,15 @@ def show_info_logs() -> None:
     ours = logging.getLogger("resile")
     if ours.handlers or logging.getLogger().handlers:
         return
-    ours.addHandler(_ScriptHandler())
+    handler = _ScriptHandler()
+    handler.setFormatter(logging.Formatter("[%(asctime)s] [%(levelname)s] %(message)s"))
+    ours.addHandler(handler)
     if ours.level == logging.NOTSET:
         ours.setLevel(_UNASKED)
 
 
 class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes a log message of resile to stderr if no other handler gets it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setFormatter(logging.Formatter(FORMAT))
 
     def emit(self, record: logging.LogRecord) -> None:
         source = logging.getLogger(record.name)
