@@ -34,6 +34,17 @@ LONGEST = (
     "tests/agent",
     "tests/master",
     "tests/cli",
+    "tests/kube/seeds/test_seed_004.py",
+    "tests/kube/setup/test_rights.py",
+    "tests/kube/commands/test_docs_page.py",  # before seed 000, which has to wait for a job of seed 004
+    "tests/kube/commands/test_cli.py",
+    "tests/kube/jobs/test_operator.py",
+    "tests/kube/commands",
+    "tests/kube/jobs/test_faults.py",
+    "tests/kube/jobs/test_master_on_cluster.py",
+    "tests/kube/jobs/test_scaleplans.py",
+    "tests/kube/setup/test_features.py",
+    "tests/kube/setup/test_tls.py",
 )
 """Where the time goes, by the durations of a whole run."""
 KUBE = ("tests", "tests/kube")
@@ -62,8 +73,8 @@ def whole_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the files that take longest first, and leave `soak` tests out unless `-m` names them.
 
-    Two workers share the files in this order: whichever is through takes the next, and short ones come last, so that
-    neither has to wait for the other for long.
+    Workers share the files in this order: whichever is through takes the next, and short ones come last, so that none
+    has to wait for another for long.
     """
     items.sort(key=_turn)
     if "soak" in config.getoption("-m", default=""):
