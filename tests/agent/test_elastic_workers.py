@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from resile.agent.workers.base import Standing
 from resile.agent.workers.elastic_workers import ElasticWorkers
 from resile.agent.workers.launcher import RestartCount
 from resile.agent.workers.restarting_workers import RestartingWorkers
@@ -150,6 +151,8 @@ class Node:
         self.rescued = 0
         self.workers = ElasticWorkers(
             before,
+            send=self._say,
+            launcher=self.launcher,  # type: ignore[arg-type]
             rescue=lambda: setattr(self, "rescued", self.rescued + 1),
             leave_within=leave_within,
             ready_within=1000.0,
@@ -673,7 +676,9 @@ async def test_processes_that_had_ended_before_the_node_learned_that_they_stay_a
     launcher: Any = Launcher(attempt, 100)
     before = RestartingWorkers(said.append, launcher)
     before.newest = Round(1)
-    workers = ElasticWorkers(before, rescue=lambda: None, leave_within=1000.0, ready_within=1000.0)
+    workers = ElasticWorkers(
+        before, send=said.append, launcher=launcher, rescue=lambda: None, leave_within=1000.0, ready_within=1000.0
+    )
     workers.on_round_over(RoundOver(round=Round(1), because="a node was lost"))
     workers.on_ready(Line(), WorkerReady(worker="w1", step=0))
     (joined,) = [message for message in said if isinstance(message, Join)]
@@ -699,7 +704,7 @@ async def test_a_node_whose_processes_ended_well_starts_others_ahead_if_their_ro
     assert node.workers.is_news(Round(1)), "a script of another node failed after the last step"
     node.workers.on_stopped(None)
     assert node.launcher.ahead == 1
-    assert (node.workers.serves_newest, node.workers.finished_newest) == (False, False)
+    assert node.workers.standing() == Standing(running=False, finished=False, elastic=True)
 
 
 async def test_after_a_failed_start_the_node_asks_for_a_round_before_it_tries_again():

@@ -1,8 +1,8 @@
 """The agent: handles each message of the master, each end of a process, and each signal.
 
 The agent decides little. It reports a process that failed; the master decides whether and with which nodes to go on.
-Messages about older rounds are ignored. An agent that has begun to leave does not come back. `RestartingWorkers`
-and `ElasticWorkers` decide how processes get from one round to the next.
+Messages about older rounds are ignored. An agent that has begun to leave does not come back. `Workers` decide how
+processes get from one round to the next.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from resile.agent.standby.pool import NO_STANDBYS, StandbyPool
 from resile.agent.wait_log import WaitLog
 from resile.agent.worker_relay import Relay
 from resile.agent.workers.attempt import LogDirectory, NodeContext
+from resile.agent.workers.base import Workers
 from resile.agent.workers.launcher import WorkerLauncher
 from resile.agent.workers.output import Output
 from resile.agent.workers.restarting_workers import RestartingWorkers
@@ -114,7 +115,7 @@ class Agent:
             on_end=lambda local_rank, failures: self._workers.on_end(local_rank, failures),
             on_stopped=self._on_stopped,
         )
-        self._workers = RestartingWorkers(session.send, self._launcher)
+        self._workers: Workers = RestartingWorkers(session.send, self._launcher)
         self._node: NodeKey | None = None
         self._rank: Rank | None = identity.rank
         self._exit_grace: float = options.timeouts.exit_grace
@@ -125,7 +126,7 @@ class Agent:
     # the master -------------------------------------------------------------------------------------------------------
 
     def hello(self, local_address: str) -> Hello:
-        identity, workers = self._identity, self._workers
+        identity, standing = self._identity, self._workers.standing()
         address = identity.address or local_address
         return Hello(
             protocol=PROTOCOL,
@@ -138,10 +139,10 @@ class Agent:
             role=identity.role,
             node_id=identity.node_id,
             rank=self._rank,
-            round=workers.newest,
-            running=workers.serves_newest,
-            finished=workers.finished_newest,
-            elastic=workers.is_elastic,
+            round=self._workers.newest,
+            running=standing.running,
+            finished=standing.finished,
+            elastic=standing.elastic,
             replica_endpoint=self.checkpoints.replicas.replica_endpoint(address),
         )
 
@@ -235,12 +236,14 @@ class Agent:
         self._relay.on_close(connection, because)
 
     def _become_elastic(self) -> bool:
-        if self._workers.is_elastic:
+        if not isinstance(self._workers, RestartingWorkers):
             return False
         from resile.agent.workers.elastic_workers import ElasticWorkers  # restarting workers do not need it
 
         self._workers = ElasticWorkers(
             self._workers,
+            send=self._session.send,
+            launcher=self._launcher,
             rescue=self.checkpoints.rescue,
             leave_within=self._options.timeouts.recovery_budget,
             ready_within=self._options.rendezvous.join_timeout or self._options.timeouts.join,

@@ -15,7 +15,9 @@ import logging
 from collections.abc import Callable
 
 from resile.agent.workers.attempt import Attempt
+from resile.agent.workers.base import Line, Standing
 from resile.agent.workers.hung_workers import HungWorkers
+from resile.agent.workers.launcher import WorkerLauncher
 from resile.agent.workers.ports import free_port
 from resile.agent.workers.restarting_workers import RestartingWorkers
 from resile.agent.workers.worker_group import CannotStart
@@ -28,7 +30,6 @@ from resile.agent.workers.worker_states import (
     Failed,
     Finishing,
     InRound,
-    Line,
     Member,
     Ready,
     Starting,
@@ -48,6 +49,7 @@ from resile.protocol.agent_to_master import (
     WorkerStuck,
 )
 from resile.protocol.master_to_agent import RoundComplete, RoundOver
+from resile.protocol.message import Message
 from resile.protocol.reports import RoundAssignment, WorkerFailure
 from resile.protocol.worker_to_agent import WorkerAssignment, WorkerReady
 
@@ -60,15 +62,15 @@ BACKOFF = Backoff(first=1.0, limit=30.0)
 """Pauses before new starts of a local rank whose processes keep failing before they are members of a round."""
 
 
-class ElasticWorkers(RestartingWorkers):
-    """The workers of a node whose processes survive a change of rounds."""
-
-    is_elastic = True
+class ElasticWorkers:
+    """The workers of a node whose processes survive a change of rounds. Implements `Workers`."""
 
     def __init__(
         self,
         before: RestartingWorkers,
         *,
+        send: Callable[[Message], None],
+        launcher: WorkerLauncher,
         rescue: Callable[[], None],
         leave_within: float,
         ready_within: float,
@@ -78,8 +80,9 @@ class ElasticWorkers(RestartingWorkers):
         `rescue` is called when a node is lost, and begins to store what the processes have saved. A process has
         `leave_within` seconds to leave a round that is over, and `ready_within` seconds to get ready.
         """
-        super().__init__(before._send, before._launcher)
-        self.newest, self._join = before.newest, before._join
+        self._restarting = before
+        self._send = send
+        self._launcher = launcher
         self._rescue = rescue
         self._verdict_within = VERDICT * leave_within
         self._attempt: Attempt | None = None
@@ -87,7 +90,7 @@ class ElasticWorkers(RestartingWorkers):
         self._hung = HungWorkers(
             self._workers,
             kill=self._kill,
-            send=self._send,
+            send=send,
             go_on=self._settle,
             leave_within=leave_within,
             ready_within=ready_within,
@@ -95,6 +98,8 @@ class ElasticWorkers(RestartingWorkers):
         self._by_line: dict[Line, Worker] = {}
         self._current: Round | None = None
         """The round that this node is in; None once it is over."""
+        self._join: Join | None = None
+        """The node's request for a round, until the master answers."""
         self._changed: WorkersChanged | None = None
         """What the node reported about its workers in the newest round, until the master ends that round."""
         self._unheard: list[WorkerFailed] = []
@@ -105,22 +110,31 @@ class ElasticWorkers(RestartingWorkers):
         """The newest round of which the master has noted that all members took the last step."""
         self._failed_after_last_step = False
         """True if a process of the newest round failed after its last step, so the script is tried again."""
-        if self._launcher.attempt is not None and self._launcher.attempt.is_sound:
-            self._begin(self._launcher.attempt)
+        if launcher.attempt is not None and launcher.attempt.is_sound:
+            self._begin(launcher.attempt)
 
     # what the agent asks ----------------------------------------------------------------------------------------------
 
     @property
-    def is_training(self) -> bool:
-        return self._current is not None if self._stays else super().is_training
+    def newest(self) -> Round:
+        return self._restarting.newest
+
+    @newest.setter
+    def newest(self, round_: Round) -> None:
+        self._restarting.newest = round_
 
     @property
-    def serves_newest(self) -> bool:
-        return self._current is not None if self._stays else super().serves_newest
+    def is_training(self) -> bool:
+        return self._current is not None if self._stays else self._restarting.is_training
+
+    def standing(self) -> Standing:
+        if self._stays:
+            return Standing(running=self._current is not None, finished=False, elastic=True)
+        return self._restarting.standing()._replace(elastic=True)
 
     def is_news(self, over: Round) -> bool:
         # A node whose processes stay may have asked for the next round before it hears that this one is over.
-        return over >= self.newest if self._stays else super().is_news(over)
+        return over >= self.newest if self._stays else self._restarting.is_news(over)
 
     @property
     def _stays(self) -> bool:
@@ -131,7 +145,7 @@ class ElasticWorkers(RestartingWorkers):
 
     def on_welcome(self) -> None:
         if not self._stays:
-            super().on_welcome()
+            self._restarting.on_welcome()
             return
         self._send(CanRegroup())
         for failed in self._unheard:
@@ -147,7 +161,7 @@ class ElasticWorkers(RestartingWorkers):
 
     def on_round_formed(self, round_: Round, assignment: RoundAssignment) -> None:
         if not self._stays:
-            super().on_round_formed(round_, assignment)
+            self._restarting.on_round_formed(round_, assignment)
             return
         self.newest, self._join, self._changed = round_, None, None
         self._hung.some_never_got_ready = False
@@ -166,7 +180,7 @@ class ElasticWorkers(RestartingWorkers):
 
     def on_round_over(self, over: RoundOver) -> None:
         if not self._stays:
-            super().on_round_over(over)
+            self._restarting.on_round_over(over)
             return
         self.newest, self._join, self._changed = over.round, None, None
         self._break_off(over.because)
@@ -190,14 +204,14 @@ class ElasticWorkers(RestartingWorkers):
     def on_stopped(self, following: tuple[Round, RoundAssignment] | None) -> None:
         attempt = self._launcher.attempt
         if following is None and attempt is not None and attempt.failures:
-            super().on_stopped(None)
+            self._restarting.on_stopped(None)
         else:
             self._begin(self._launcher.start(*following) if following is not None else self._launcher.start_ahead())
 
     def on_end(self, local_rank: int | None, failures: list[WorkerFailure]) -> None:
         if local_rank is None or not self._stays:
             self.stop()
-            super().on_end(local_rank, failures)
+            self._restarting.on_end(local_rank, failures)
         elif failures:
             self._failed(self._workers[local_rank], failures)
         else:
@@ -298,11 +312,11 @@ class ElasticWorkers(RestartingWorkers):
         worker.on(Event.FAILED, Failed())
         self._forget_lines(worker)
         placed = NO_ROUND
-        worker.unplaced_failures += 1
         if isinstance(was, InRound | Detached):
-            placed, worker.unplaced_failures = was.round, 0
+            placed = was.round
         elif isinstance(was, Starting) and was.expected_in == self._current:
             placed = was.expected_in
+        had_place = isinstance(was, InRound | Detached)
         self._failed_after_last_step |= isinstance(was, Completing | Finishing | Detached)
         member = placed != NO_ROUND or (isinstance(was, Ready) and self._join is not None)
         left = len(self._workers.in_state(Ready)) + len(self._workers.in_round())
@@ -315,6 +329,7 @@ class ElasticWorkers(RestartingWorkers):
             self._join = self._changed = None
         if member:
             self._break_off("a process of this node failed")
+        worker.unplaced_failures = 0 if had_place else worker.unplaced_failures + 1
         self._start_again(worker, permanent=any(failure.permanent for failure in failures))
         self._settle()
 
@@ -378,7 +393,6 @@ class ElasticWorkers(RestartingWorkers):
         for worker, _ in self._workers.in_state(Failed):
             worker.on(Event.DISMISSED, Ended())
         if not attempt.is_running:
-            self._join = None
             log.info("all training processes of this node ended well")
             self._send(NodeFinished(round=round_))
 

@@ -12,18 +12,10 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
+from resile.agent.workers.base import Line
 from resile.api.ids import NO_ROUND, Round
-from resile.protocol.message import Message
-
-
-class Line(Protocol):
-    """The connection of a worker to the agent. The worker has sent WorkerReady on it."""
-
-    def send(self, message: Message, /) -> None: ...
-
-    def close(self, because: str = "", /) -> None: ...
 
 
 class Starting(NamedTuple):
