@@ -1,7 +1,7 @@
 """Replaces lost nodes, or gives their ranks up.
 
 `restart_budget` decides whether, and the cause of the loss decides how: a node that ran out of memory gets a successor
-with more, and a rank whose nodes crash soon after their launch waits longer from crash to crash.
+with more (`oom_memory`), and a rank whose nodes crash soon after their launch waits longer from crash to crash.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from resile.core.completion import Reason
 from resile.core.context import Context
 from resile.core.deadlines import Alarm
 from resile.core.nodes import launching, migration, resource_limits, restart_budget, scale_operations, wanted_ranks
+from resile.core.nodes.oom_memory import LARGEST_MEMORY, memory_after_oom
 from resile.core.nodes.restart_budget import LOST, Cause, Spent
 from resile.core.rendezvous import forming
 from resile.core.state import Node
@@ -26,10 +27,6 @@ QUICK_SECONDS = 10.0
 """A node that crashes so soon after its launch, not for the first time in its rank, is replaced after a delay."""
 DELAY = Backoff(1.0, 30.0)
 """How long the launch is delayed after such a crash, by the number of earlier crashes of the rank."""
-LARGEST_MEMORY = Bytes(64 * GiB)
-"""A node that runs out of this much memory is not replaced."""
-LARGEST_STEP = Bytes(8 * GiB)
-"""The replacement of a node that ran out of memory has twice the memory of the node, but at most this much more."""
 UNSTARTABLE, NOT_FOUND = "StartError", 127
 """The reason and exit code of a node whose program does not exist. Such a node is not replaced."""
 
@@ -69,10 +66,7 @@ def decide(
     if cause is Cause.OOM and memory is not None:
         if memory >= LARGEST_MEMORY:
             return GiveUp(f"it ran out of {memory // GiB} GiB of memory, the most a node is given")
-        grown = min(memory * 2, memory + LARGEST_STEP, LARGEST_MEMORY)
-        if limit is not None:
-            grown = min(grown, limit)
-        return Relaunch(Bytes(grown) if grown > memory else None)
+        return Relaunch(memory_after_oom(memory, limit))
     return Relaunch()
 
 
