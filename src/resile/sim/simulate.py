@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resile.api.kinds.run.names import WORKER
 from resile.core.completion import Reason
-from resile.core.nodes.relaunch import LARGEST_MEMORY
+from resile.core.nodes.oom_memory import LARGEST_MEMORY
 from resile.core.rendezvous.forming import fit
 from resile.core.state import Phase
 from resile.protocol.reports import NodeStatus
