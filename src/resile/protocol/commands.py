@@ -1,7 +1,7 @@
 """What command lines ask of a master, and its answers.
 
 A new question is one struct here and one case in `resile.master.commands`. A new change to the job is one struct in
-`changes` and one case in the core.
+`job_changes` and one case in the core.
 """
 
 from __future__ import annotations
