@@ -34,7 +34,7 @@ from tests.support.toy_kind import TOY, Toy, toy, toys
 
 __all__ = ["toys"]
 
-KINDS: tuple[BaseJobKind, ...] = (*registry.job_kinds(), *registry.WITHOUT_RESOURCE)
+KINDS: tuple[BaseJobKind, ...] = (*registry.JOB_KINDS, *registry.WITHOUT_RESOURCE)
 
 
 # every kind of job ---------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_a_kind_of_job_is_found_by_its_name_and_has_its_roles(kind: BaseJobKind)
     assert {role.name: role.trains for role in kind.roles}[kind.scaled_role]
 
 
-@pytest.mark.parametrize("kind", registry.job_kinds(), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", registry.JOB_KINDS, ids=lambda kind: kind.name)
 def test_a_pod_is_found_by_its_name_its_labels_and_every_selector(kind) -> None:
     for role in kind.roles:
         name = kind.node_name("some-job", role.name, 12)
@@ -75,7 +75,7 @@ def test_the_sample_of_a_kind_can_be_used(kind) -> None:
     assert refusals(crd(kind.definition), manifest) == []
 
 
-@pytest.mark.parametrize("kind", registry.job_kinds(), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", registry.JOB_KINDS, ids=lambda kind: kind.name)
 def test_a_status_is_read_back_as_it_was_written(kind) -> None:
     report = JobReport(
         phase=JobPhase.RUNNING,

@@ -81,7 +81,7 @@ def files() -> dict[str, str]:
         **{f"cel/{definition.plural}.yaml": [cel_patch(definition)] for definition in definitions},
         "priority/kustomization.yaml": [_kustomization(["priority_classes.yaml"])],
         "priority/priority_classes.yaml": installation.priority_classes(),
-        "samples/kustomization.yaml": [_kustomization([*map(_sample_file, registry.job_kinds())])],
+        "samples/kustomization.yaml": [_kustomization([*map(_sample_file, registry.JOB_KINDS)])],
         **{path: [sample.manifest] for path, sample in samples.items()},
         "rbac/default_role.yaml": installation.default_role(),
     }

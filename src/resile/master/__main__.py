@@ -75,7 +75,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
 
         if not arguments.job or not arguments.kind:
             parser.error("--platform kubernetes needs --job and --kind")
-        known = [kind.name for kind in registry.job_kinds()]
+        known = [kind.name for kind in registry.JOB_KINDS]
         if arguments.kind not in known:
             parser.error(f"--kind must be one of {', '.join(known)}, not {arguments.kind}")
 

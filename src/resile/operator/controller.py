@@ -32,7 +32,7 @@ class Controller:
         self._informers: list[tuple[Kind, Informer]] = []
         self._queues: list[tuple[Kind, WorkQueue, list[Informer]]] = []
         """Each queue with the informers that its reconciler reads."""
-        for kind in registry.job_kinds():
+        for kind in registry.JOB_KINDS:
             self._watch_jobs(kind, image)
 
     def not_synced(self) -> list[str]:
@@ -64,7 +64,7 @@ class Controller:
         services = self._inform(SERVICES, on_master_object, _metadata_only, kind.masters)
         reconciler = JobReconciler(kind, self._client, jobs, pods, services, image, self._metrics)
         queue = self._queue(of(kind), reconciler.reconcile, [jobs, pods, services])
-        plans = [self._watch_plans(plan, jobs) for plan in registry.plan_kinds() if plan.job_kind is kind]
+        plans = [self._watch_plans(plan, jobs) for plan in registry.PLAN_KINDS if plan.job_kind is kind]
 
     def _watch_plans(self, kind: PlanKind, jobs: Informer) -> Callable[[Key], None]:
         """Watch the plans of one kind. Returns a function that queues all open plans of a job."""

@@ -31,7 +31,7 @@ def master_rules(kind: JobKind, job: str) -> Rules:
         _rule(group, [f"{jobs}/status"], ["patch"], [job]),
         _rule(group, [f"{jobs}/finalizers"], ["update"], [job]),  # see `kube/owner_references.py`
     ]
-    for plan in registry.plan_kinds():
+    for plan in registry.PLAN_KINDS:
         if plan.job_kind is kind:
             rules.append(_rule(plan.definition.group, [plan.definition.plural], ["list", "watch"]))
             rules.append(_rule(plan.definition.group, [f"{plan.definition.plural}/status"], ["patch"]))
@@ -95,8 +95,8 @@ def editor_rules() -> Rules:
 
 def _groups() -> Iterator[tuple[str, list[str], list[str]]]:
     for group in dict.fromkeys(kind.definition.group for kind in registry.kinds()):
-        jobs = [kind.definition.plural for kind in registry.job_kinds() if kind.definition.group == group]
-        plans = [kind.definition.plural for kind in registry.plan_kinds() if kind.definition.group == group]
+        jobs = [kind.definition.plural for kind in registry.JOB_KINDS if kind.definition.group == group]
+        plans = [kind.definition.plural for kind in registry.PLAN_KINDS if kind.definition.group == group]
         yield group, jobs, plans
 
 

@@ -14,21 +14,13 @@ from resile.api.kinds.run.kind import RUN
 from resile.api.kinds.scaleplan.kind import SCALE_PLAN
 
 JOB_KINDS: tuple[JobKind, ...] = (ELASTIC_JOB,)
+"""The kinds of custom resources that describe jobs; the first is the default."""
 PLAN_KINDS: tuple[PlanKind, ...] = (SCALE_PLAN,)
 WITHOUT_RESOURCE: tuple[BaseJobKind, ...] = (RUN,)
 
 
-def job_kinds() -> tuple[JobKind, ...]:
-    """The kinds of custom resources that describe jobs; the first is the default."""
-    return JOB_KINDS
-
-
-def plan_kinds() -> tuple[PlanKind, ...]:
-    return PLAN_KINDS
-
-
 def kinds() -> tuple[ResourceKind, ...]:
-    return (*job_kinds(), *plan_kinds())
+    return (*JOB_KINDS, *PLAN_KINDS)
 
 
 def kind_of(item: dict[str, Any]) -> ResourceKind | None:
@@ -51,13 +43,13 @@ def kind_of_resource(resource: Any) -> ResourceKind:
 
 def kind_of_job(spec: JobSpec) -> BaseJobKind:
     """The kind of a job; raises `KeyError` if this version does not know the kind."""
-    kinds: tuple[BaseJobKind, ...] = (*job_kinds(), *WITHOUT_RESOURCE)
+    kinds: tuple[BaseJobKind, ...] = (*JOB_KINDS, *WITHOUT_RESOURCE)
     return {kind.name: kind for kind in kinds}[spec.kind]
 
 
 def job_kind(name: str) -> JobKind:
     """The kind of job with this name; raises `KeyError` for `run`, whose jobs have no custom resource."""
-    return {kind.name: kind for kind in job_kinds()}[name]
+    return {kind.name: kind for kind in JOB_KINDS}[name]
 
 
 def node_name(spec: JobSpec, role: str, node_id: int) -> str:

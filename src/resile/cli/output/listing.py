@@ -30,7 +30,7 @@ def kind_of(word: str) -> Listable:
     for kind, words in WORDS.items():
         if word in words:
             return kind
-    for kind, registered in ((Listable.JOBS, registry.job_kinds()), (Listable.PLANS, registry.plan_kinds())):
+    for kind, registered in ((Listable.JOBS, registry.JOB_KINDS), (Listable.PLANS, registry.PLAN_KINDS)):
         if any(word in one.definition.words for one in registered):
             return kind
     raise NotUsableError(f"there is no kind {word!r}; known are jobs, nodes, events and plans")

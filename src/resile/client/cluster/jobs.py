@@ -88,12 +88,12 @@ def current(watching: Watch, job: Object) -> Object | None:
 
 
 async def _get(cluster: Cluster, name: str) -> Object | None:
-    found = await ask_each_kind(registry.job_kinds(), lambda kind: cluster.get(kind, name))
+    found = await ask_each_kind(registry.JOB_KINDS, lambda kind: cluster.get(kind, name))
     return next((job for job in found if job is not None), None)
 
 
 async def _jobs(cluster: Cluster) -> list[Object]:
-    found = await ask_each_kind(registry.job_kinds(), lambda kind: cluster.all(Watched(kind, cluster.namespace)))
+    found = await ask_each_kind(registry.JOB_KINDS, lambda kind: cluster.all(Watched(kind, cluster.namespace)))
     return [job for jobs in found for job in jobs]
 
 

@@ -29,12 +29,12 @@ async def watch(cluster: Cluster, query: Query) -> AsyncGenerator[Found, None]:
         await find(cluster, query.job)
     space = ALL_NAMESPACES if query.everywhere else cluster.namespace
     only = {"metadata.name": query.job} if query.job else None
-    wanted = [Watched(kind, space, fields=only) for kind in await installed(cluster, registry.job_kinds())]
+    wanted = [Watched(kind, space, fields=only) for kind in await installed(cluster, registry.JOB_KINDS)]
     match query.what:
         case Listable.EVENTS:
             wanted.append(Watched(kube.EVENTS, space))
         case Listable.PLANS:
-            wanted += [Watched(kind, space) for kind in await installed(cluster, registry.plan_kinds())]
+            wanted += [Watched(kind, space) for kind in await installed(cluster, registry.PLAN_KINDS)]
         case Listable.NODES | Listable.JOBS if query.with_nodes or query.what is Listable.NODES:
             wanted.append(Watched(kube.PODS, space))
     async with cluster.watch(*wanted) as watching:
@@ -42,7 +42,7 @@ async def watch(cluster: Cluster, query: Query) -> AsyncGenerator[Found, None]:
         yield found
         until = None
         while not found.nothing:
-            if until is None and all(map(job_view.over, _of(registry.job_kinds(), watching))):
+            if until is None and all(map(job_view.over, _of(registry.JOB_KINDS, watching))):
                 until = time.monotonic() + LAST_SECONDS
             seconds = REST_SECONDS if until is None else until - time.monotonic()
             if until is not None and (seconds <= 0 or _has_told_all(query.what, watching)):
@@ -56,15 +56,15 @@ def _has_told_all(kind: Listable, watching: Watch) -> bool:
         return all(map(job_view.pod_over, watching.all(kube.PODS)))
     if kind is Listable.EVENTS:
         ended = {event["involvedObject"].get("uid") for event in watching.all(kube.EVENTS) if job_view.last_word(event)}
-        return ended >= {job["metadata"]["uid"] for job in _of(registry.job_kinds(), watching)}
+        return ended >= {job["metadata"]["uid"] for job in _of(registry.JOB_KINDS, watching)}
     return True
 
 
 def _found(query: Query, watching: Watch) -> Found:
-    jobs = _of(registry.job_kinds(), watching)
+    jobs = _of(registry.JOB_KINDS, watching)
     match query.what:
         case Listable.PLANS:
-            plans = _of(registry.plan_kinds(), watching)
+            plans = _of(registry.PLAN_KINDS, watching)
             return Found(_plans(plans, query.job), nothing=not plans)
         case Listable.EVENTS:
             items = _events(jobs, watching.all(kube.EVENTS))
@@ -95,7 +95,7 @@ def _nodes(jobs: list[Object], pods: list[Object]) -> list[Item]:
 
 
 def _with_pods(jobs: list[Object], pods: list[Object]) -> Iterator[tuple[Object, list[Object]]]:
-    by_job = {kind.name: job_view.pods_by_job(kind, pods) for kind in registry.job_kinds()}
+    by_job = {kind.name: job_view.pods_by_job(kind, pods) for kind in registry.JOB_KINDS}
     for job in jobs:
         name = job["metadata"]["namespace"], job["metadata"]["name"]
         yield job, by_job[job_kind_of(job).name].get(name, [])

@@ -93,7 +93,7 @@ async def serve_on_kubernetes(directory: JobDirectory, options: Options, where: 
         async def accompany(serving: Serving) -> AsyncIterator[None]:
             reporter = StatusWriter(spec, client, serving, found, platform.hindrance)
             jobs = SpecWatch(spec, client, serving, journal, seen=reporter.seen)
-            plan_kinds = [kind for kind in registry.plan_kinds() if kind.job_kind is where.kind]
+            plan_kinds = [kind for kind in registry.PLAN_KINDS if kind.job_kind is where.kind]
             plans = [PlanWatch(kind, spec, client, serving) for kind in plan_kinds]
             tasks = [
                 asyncio.create_task(work, name=name)
