@@ -232,8 +232,10 @@ def _node_of(ctx: Context, hello: Hello) -> Node | str:
         launched_at=ctx.now,
     )
     state.nodes[node.key] = node
-    if known is not None:
-        rounds.rename_member(state.rendezvous, known, node.key)
+    members = state.rendezvous.previous.members
+    if known in members:  # the node counted as lost and came back with a new key; it may still finish that round
+        members.remove(known)
+        members.add(node.key)
     ctx.note("NodeCame", f"{node.key} came from {hello.host} with rank {node.rank}", node.key)
     return node
 

@@ -96,17 +96,6 @@ def on_script_failed(ctx: Context, rdzv: Rendezvous, node: Node) -> None:
         _bring_back(ctx, rdzv, set(rdzv.previous.done))
 
 
-def rename_member(rdzv: Rendezvous, old: NodeKey, new: NodeKey) -> None:
-    """Replace the key `old` by `new` among the members of the previous round; do nothing if `old` is not a member.
-
-    The node counted as lost and came back with a new key. It may still finish that round.
-    """
-    members = rdzv.previous.members
-    if old in members:
-        members.remove(old)
-        members.add(new)
-
-
 def _bring_back(ctx: Context, rdzv: Rendezvous, keys: set[NodeKey]) -> None:
     rdzv.previous.done -= keys
     nodes = [node for node in (ctx.state.nodes[key] for key in sorted(keys)) if node.alive]
