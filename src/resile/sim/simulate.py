@@ -91,9 +91,9 @@ def _judge(cluster: Cluster) -> None:
 
 def _judge_success(cluster: Cluster) -> None:
     if cluster.training is not None:
-        store, last = cluster.training.store, cluster.state.rendezvous.last_round
-        require(store.step == cluster.training.total, "a job that succeeded has trained to its last step")
-        require(cluster.training.newest <= last, "no step is newer than the newest round")
+        training, last = cluster.training, cluster.state.rendezvous.last_round
+        require(training.saved == training.total, "a job that succeeded has trained to its last step")
+        require(training.newest <= last, "no step is newer than the newest round")
         return
     data, done = cluster.schedule.data, len(cluster.ledger.done)
     assert data is not None

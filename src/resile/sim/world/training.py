@@ -17,18 +17,6 @@ if TYPE_CHECKING:
 SAVE_EVERY = 4
 
 
-class Store:
-    """The newest checkpoint. Once training has begun in a newer round, a save of an older round is ignored."""
-
-    def __init__(self) -> None:
-        self.round = NO_ROUND
-        self.step = 0
-
-    def save(self, round_: Round, step: int) -> None:
-        if round_ >= self.round:
-            self.step = step
-
-
 class World:
     """The members of one round. Each step needs all of them, so one that is missing keeps the others waiting."""
 
@@ -44,9 +32,8 @@ class World:
     def enter(self, place: RoundAssignment, member: SimAgent) -> None:
         self._members[place.group_rank] = member
         if len(self._members) == self._size and not self._broken:
-            store = self._training.store
-            store.round = max(store.round, self._round)
-            self._step = store.step
+            self._training.begun = max(self._training.begun, self._round)
+            self._step = self._training.saved
             self._next()
 
     def leave(self, member: SimAgent) -> list[SimAgent]:
@@ -68,8 +55,9 @@ class World:
             self._step += 1
             training.newest = max(training.newest, self._round)
             self._members[Rank(0)].say(StepReport(round=self._round, step=self._step, total=training.total))
-        if self._step >= training.total or self._step % training.save_every == 0:
-            training.store.save(self._round, self._step)
+        saves = self._step >= training.total or self._step % training.save_every == 0
+        if saves and self._round >= training.begun:
+            training.saved = self._step
         if self._step < training.total:
             self._next()
             return
@@ -83,7 +71,10 @@ class SimTraining:
         self.save_every = 1 if schedule.elastic else SAVE_EVERY
         self.total = schedule.steps
         self.step_time = schedule.step_time
-        self.store = Store()
+        self.begun = NO_ROUND
+        """The newest round in which training has begun. A save of an older round is ignored."""
+        self.saved = 0
+        """The step of the newest checkpoint."""
         self.newest = NO_ROUND
         """The newest round in which a step was taken."""
         self._worlds: dict[Round, World] = {}
