@@ -52,6 +52,7 @@ class _Bucket:
         self.allocate()
         self.divisor: torch.Tensor | int = 1
         """The world size, as a tensor if the bucket's type holds it exactly: that saves 3 us for each parameter."""
+        self._world = 1
         self.missing = 0
         """Number of gradients that are not in the bucket yet."""
         self._without: list[int] = []
@@ -68,8 +69,10 @@ class _Bucket:
 
     def begin(self, world: int) -> None:
         self.missing = len(self.slots)
-        exact = self.flat.itemsize >= 4  # half precision does not hold every world size
-        self.divisor = torch.tensor(world, dtype=self.flat.dtype, device="cpu") if exact else world
+        if world != self._world:
+            self._world = world
+            exact = self.flat.itemsize >= 4  # half precision does not hold every world size
+            self.divisor = torch.tensor(world, dtype=self.flat.dtype, device="cpu") if exact else world
 
     def send(self) -> Any:
         self._had.fill_(1)
