@@ -57,9 +57,9 @@ class Step(msgspec.Struct, frozen=True):
 class ElasticLoader(StepSampler):
     """Yields one rank's steps for the rest of an epoch, and keeps the world's position in that epoch.
 
-    There are two ways to use it. `Elastic.epochs(count, loader)` counts a step when it is in the model. `for step in
-    loader` counts a step when it is yielded, as torchdata's `StatefulDataLoader` does: save `state_dict()` after the
-    step's update. After the end of an epoch, `set_epoch` begins the next one.
+    There are two ways to use it. `Elastic.epochs(count, loader)` counts a step once the model was updated with it.
+    `for step in loader` counts a step when it is yielded, as torchdata's `StatefulDataLoader` does: save `state_dict()`
+    after the step's update. After the end of an epoch, `set_epoch` begins the next one.
     """
 
     def __init__(

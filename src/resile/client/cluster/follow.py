@@ -26,7 +26,10 @@ LAST_WORDS_SECONDS = 5.0
 
 
 class ClusterFollowing(Following):
-    """Ctrl-C ends the command alone; the job goes on. The watch ends when the context of `ClusterJobs` ends."""
+    """Follows a job on a cluster until it ends. Ctrl-C ends only the command; the job goes on.
+
+    What watches the job is stopped when the context of `ClusterJobs` ends.
+    """
 
     interrupt_ends_job = False
 

@@ -63,7 +63,7 @@ def on_step_noted(ctx: Context, rdzv: Rendezvous, number: Round) -> None:
 
 
 def grow(ctx: Context, rdzv: Rendezvous) -> bool:
-    """End the running round if a larger one is possible, or if a member has another number of processes ready.
+    """End the running round if a larger one is possible, or if a member has more or fewer processes ready than before.
 
     If there are elastic processes, the round ends only after its first step, or `straggler_wait` after its start, and
     not while a member is not connected.
