@@ -14,6 +14,7 @@ import pytest
 from resile.chaos.faults import KillMaster, KillNode, NothingToInjectError
 from resile.chaos.inject_local import inject
 from resile.platform.local import files
+from resile.platform.local.shim import start_time
 from resile.wire.job_directory import MasterAddress
 from tests.cli.cli_runner import CliRunner
 
@@ -24,6 +25,17 @@ import os, time
 if os.fork() == 0: time.sleep(1000)  # a data loader has its environment from its trainer
 open("'$READY'/" + os.environ["RANK"], "w").write(str(os.getpid()))
 time.sleep(1000)') &
+done
+wait
+"""
+
+ALIKE = """
+for number in 1 2; do
+  (export RESILE_WORKER=w$number RANK=0; exec python3 -c '
+import os, time
+os.close(os.open("'$READY'/" + str(os.getpid()), os.O_CREAT))
+time.sleep(1000)') &
+  until [ $(ls $READY | wc -l) -eq $number ]; do sleep 0.05; done
 done
 wait
 """
@@ -56,6 +68,17 @@ def test_a_process_is_killed_by_its_rank_and_only_that_one(bench, trainers):
         assert bench.refused("chaos", *command) == "resile: there is no training process with rank 7"
     said = bench.out("chaos", "kill-process", "steady", "--node", "worker-0")
     assert re.fullmatch(rf"\d\d:\d\d:\d\d\.\d{{3}} killed rank 0 of worker-0 \(pid {trainers[0]}\)\n", said)
+
+
+def test_of_two_processes_with_the_same_rank_the_younger_is_killed(bench):
+    ready = bench.workdir / "ready"
+    ready.mkdir()
+    bench.submit(f"READY={ready}{ALIKE}", replicas=1)
+    bench.wait(lambda: len(list(ready.iterdir())) == 2)
+    older, younger = sorted((int(path.name) for path in ready.iterdir()), key=start_time)
+    struck = json.loads(bench.out("chaos", "kill-process", "steady", "--rank", "0", "-o", "json"))
+    assert struck["pids"] == [younger], "the other one is left from a node that was lost"
+    assert state_of(older) == "S"
 
 
 def test_a_node_is_frozen_and_thawed_as_a_whole(bench, trainers):

@@ -63,12 +63,13 @@ def _kill_process(directory: JobDirectory, node: str | None, rank: int | None) -
     nodes = [_node(directory, node)] if node else _running(directory)
     found = [process for record in nodes for process in _training_processes(directory, record)]
     if rank is not None:
-        found = [process for process in found if process.rank == rank]
+        found = sorted((process for process in found if process.rank == rank), key=lambda process: process.start)
     if not found:
         where = f" on {node}" if node else ""
         which = f"training process with rank {rank}" if rank is not None else "training process"
         raise NothingToInjectError(f"there is no {which}{where}")
-    victim = found[0] if node or rank is not None else found[-1]
+    # Of several processes with one rank, the older ones are left from a node that was lost and is being removed.
+    victim = found[0] if node and rank is None else found[-1]
     at = time.time()
     pids = _send([(victim.pid, victim.start)], signal.SIGKILL)
     if not pids:
