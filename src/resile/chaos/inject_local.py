@@ -102,9 +102,8 @@ def kill_master(directory: JobDirectory) -> Injected:
         raise NothingToInjectError(f"the master (pid {address.pid}) is gone")
     try:
         # The pidfd holds the process. A process that began after the file was written did not write it.
-        if _began(address.pid) > (directory.path / "master.json").stat().st_mtime or not _is_master(
-            address.pid, directory.path
-        ):
+        written = (directory.path / "master.json").stat().st_mtime
+        if _began(address.pid) > written or not _is_master(address.pid, directory.path):
             raise NothingToInjectError(f"pid {address.pid} is no longer the job's master")
         at = time.time()
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)

@@ -47,7 +47,7 @@ def nothing(*_: object) -> None:
     """Do nothing: the default of callbacks that an owner does not need."""
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)  # the token must not get into a traceback
 class Endpoint:
     """Settings and callbacks that all connections of one server share. A client has one for its only connection.
 

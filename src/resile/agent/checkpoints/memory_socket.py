@@ -82,18 +82,23 @@ class MemorySocket:
     def _read(self, peer: Peer) -> None:
         try:
             packet = peer.line.recv(MAX_PACKET)
-            message = _decoder.decode(packet) if packet else None
+            if not packet:
+                self._hang_up(peer)
+                return
+            self._take(peer, packet)
         except BlockingIOError:
             return
         except OSError:  # the process ended with unread answers
-            message = None
+            self._hang_up(peer)
+
+    def _take(self, peer: Peer, packet: bytes) -> None:
+        try:
+            message = _decoder.decode(packet)
         except ValueError as error:
             log.warning("a process that asked for checkpoint memory was cut off: %s", error)
-            message = None
-        if message is None:
             self._hang_up(peer)
-        else:
-            self._on_message(peer, message)
+            return
+        self._on_message(peer, message)
 
     def _hang_up(self, peer: Peer) -> None:
         self._peers.pop(peer.line.fileno(), None)

@@ -29,7 +29,7 @@ from resile.protocol.replicas import ReplicaAnswer, ReplicaOffer
 from resile.protocol.reports import ReplicaEndpoint
 from resile.wire.bulk_stream import BulkStream, admit, fingerprint
 from resile.wire.handshake import HandshakeRefused
-from resile.wire.tls import server_context
+from resile.wire.tls import OLDEST
 
 log = logging.getLogger("resile.agent")
 
@@ -309,9 +309,12 @@ def _own_identity() -> tuple[ssl.SSLContext, str]:
     from resile.common.certificates import self_signed
 
     pair = self_signed("resile-agent", ["resile-agent"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = OLDEST
+    context.num_tickets = 0
     with tempfile.TemporaryDirectory() as directory:  # mode 0700; OpenSSL reads keys from files alone
         certificate, key = Path(directory) / "crt", Path(directory) / "key"
         certificate.write_bytes(pair.certificate)
         key.write_bytes(pair.key)
-        context = server_context(certificate, key)
+        context.load_cert_chain(certificate, key)
     return context, fingerprint(ssl.PEM_cert_to_DER_cert(pair.certificate.decode()))

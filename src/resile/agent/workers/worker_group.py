@@ -94,17 +94,17 @@ class WorkerGroup:
             raise
 
     def start_one(self, local_rank: int, spawn: Spawn) -> None:
-        standby = None
-        if self._standbys is not None:
-            standby = self._standbys.take(spawn.environment)
-            if standby is None:
-                start_late = functools.partial(self._start_late, local_rank, spawn)
-                call_off = self._standbys.wait_for(spawn.environment, start_late)
-                if call_off is not None:
-                    self._awaited[local_rank] = call_off
-                    self._empty.clear()
-                    return
         try:
+            standby = None
+            if self._standbys is not None:
+                standby = self._standbys.take(spawn.environment)
+                if standby is None:
+                    start_late = functools.partial(self._start_late, local_rank, spawn)
+                    call_off = self._standbys.wait_for(spawn.environment, start_late)
+                    if call_off is not None:
+                        self._awaited[local_rank] = call_off
+                        self._empty.clear()
+                        return
             self._start_from(standby, local_rank, spawn)
         except OSError as error:
             raise CannotStart(_cannot_start(spawn, error)) from error
