@@ -340,7 +340,7 @@ def _copy(buffer: Buffer, record: Record, length: int, target: int) -> None:
     at, end = record.data_at, record.data_at + length
     while at < end:
         at += os.sendfile(target, buffer.descriptor, at, min(_BLOCK, end - at))
-        if buffer.record() != record:
+        if buffer.record() != record:  # also if the buffer ended early, and nothing was copied
             raise IncompleteBuffer("a newer step took its place in memory")
 
 

@@ -7,12 +7,15 @@ from resile.api.plan import Plan
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
-from resile.core.nodes.restart_budget import OWN_FAULTS, Cause, cause_of
+from resile.core.nodes.restart_budget import Cause, cause_of
 from resile.core.state import JobState, Phase
 from resile.protocol.agent_to_master import LastStepTaken, NodeFinished, StepReport, WorkerFailed
 from resile.protocol.job_changes import Scale
 from resile.protocol.master_to_agent import RoundFormed, RoundOver
 from resile.protocol.reports import NodeStatus, RoundAssignment
+
+CRASHES = (Cause.CRASH, Cause.OOM)
+"""Not taken from the core, which is checked by it."""
 
 
 class InvariantBroken(AssertionError):
@@ -91,13 +94,13 @@ class Invariants:
         require(not (state.changes and state.phase.over), "nothing changes after the end")
 
     def _budgets(self, state: JobState, event: ev.AnyEvent) -> None:
-        crashes = sum(len(s.losses.get(c, ())) for s in state.spent.values() for c in OWN_FAULTS)
+        crashes = sum(len(s.losses.get(c, ())) for s in state.spent.values() for c in CRASHES)
         if crashes > self._crashes:
             match event:
                 case ev.NodesListed() | ev.AgentSaid(message=WorkerFailed()):
                     blamed = True
                 case ev.NodeSeen(status=NodeStatus.FAILED):
-                    blamed = cause_of(event.status, event.end) in OWN_FAULTS
+                    blamed = cause_of(event.status, event.end) in CRASHES
                 case _:
                     blamed = False
             require(blamed, f"only a crash costs a crash, and this was {event}")

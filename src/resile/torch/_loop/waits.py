@@ -96,8 +96,8 @@ def end_with_round(over_since: OverSince) -> Iterator[None]:
         wait(work, over_since, timeout)
         return True
 
-    functional: Any = sys.modules.get(_FUNCTIONAL)  # if not imported, nothing is sharded, and the import takes long
-    wait_tensor = functional and functional.wait_tensor
+    functional = sys.modules.get(_FUNCTIONAL)  # if not imported, nothing is sharded, and the import takes long
+    wait_tensor: Any = getattr(functional, "wait_tensor", None)  # None while another thread imports it
 
     def wait_for_tensor(tensor: Any) -> Any:
         alias = tensor.detach()  # waiting for any tensor of the same memory is enough
@@ -106,7 +106,7 @@ def end_with_round(over_since: OverSince) -> Iterator[None]:
 
     with contextlib.ExitStack() as patches:
         patches.enter_context(replaced(Work, "wait", wait_for_work))
-        if functional:
+        if wait_tensor is not None:
             patches.enter_context(replaced(functional, "wait_tensor", wait_for_tensor))
         yield
 
