@@ -33,6 +33,8 @@ def sentences(manifest: Any) -> list[str]:
         ("kind", "Pod", "kind: must be ElasticJob or ScalePlan, not 'Pod'"),
         ("kind", None, "kind: must be ElasticJob or ScalePlan, not nothing"),
         ("spce", {}, "spce: unknown field; did you mean spec?"),
+        ("apiversion", "v1", "apiversion: unknown field; did you mean apiVersion?"),
+        ("colour", 1, "colour: unknown field; known are apiVersion, kind, metadata, spec, status"),
         ("metadata", [], "metadata: must be a mapping, not a list"),
         ("metadata", None, "metadata: must be given"),
         ("spec", None, "spec: must be given"),

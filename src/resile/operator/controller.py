@@ -1,6 +1,6 @@
 """Watches jobs, their masters' pods and Services, and plans, and queues the reconciliation that each change needs.
 
-The informers keep only the parts of objects that the operator reads, so that they take less memory.
+The informers drop large parts of objects that the operator does not read, so that they take less memory.
 """
 
 from __future__ import annotations

@@ -98,12 +98,13 @@ def _walk_union(types: tuple[inspect.Type, ...], value: Any, path: str, errors: 
 
 def _walk_struct(kind: inspect.StructType, value: dict[Any, Any], path: str, errors: ManifestErrors) -> dict[str, Any]:
     fields = {field.encode_name: field for field in kind.fields}
+    known = fields if path else ("apiVersion", "kind", *fields)  # the reader has taken these two off a resource
     cleaned: dict[str, Any] = {}
     for name, item in value.items():
         if not isinstance(name, str):
             errors.add(path, f"every field's name must be text, not {shown(name)}")
         elif name not in fields:
-            errors.add(under(path, name), unknown_field(name, fields))
+            errors.add(under(path, name), unknown_field(name, known))
         elif item is not None:
             cleaned[name] = _walk(fields[name].type, item, under(path, name), errors)
     for name, field in fields.items():
