@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from resile.api.ids import NO_ROUND
+from resile.api.ids import Round
 from resile.checkpoint.buffer import Buffer
 from resile.checkpoint.errors import NotReadable
 from resile.checkpoint.storage import Storage
@@ -356,9 +356,10 @@ def test_a_training_that_is_lost_is_not_begun_anew_by_the_processes_that_are_sta
 
     monkeypatch.setenv(AGENT_SOCKET, str(tmp_path / "agent.sock"))
     survivor = started()
-    assert survivor._rendezvous._agree(NO_ROUND, 0, 1).step == 0, "nothing was lost yet"
+    assert survivor._rendezvous._agree(0, 1).step == 0, "nothing was lost yet"
+    survivor._rendezvous._holds = Round(3)
     with pytest.raises(StateLost):
-        survivor._rendezvous._agree(3, 0, 1)
+        survivor._rendezvous._agree(0, 1)
     with pytest.raises(StateLost, match="training does not begin anew"):
         next(started().steps(5))
     saved, keeper = started(), Checkpointer(tmp_path / "storage")
