@@ -8,7 +8,7 @@ import pytest
 from resile.api.ids import Round
 from resile.core import decisions as de
 from resile.core import events as ev
-from resile.core.nodes.restart_budget import LOST
+from resile.core.nodes.failure_causes import LOST
 from resile.core.rendezvous.state import RoundEnd
 from resile.core.state import Idle, Resting, Stuck, Training, Waiting
 from resile.protocol.agent_to_master import (

@@ -3,8 +3,8 @@
 from resile.api.ids import Bytes, GiB
 from resile.api.job import Resources
 from resile.core import decisions as de
+from resile.core.nodes.failure_causes import Cause
 from resile.core.nodes.relaunch import GiveUp, Relaunch, decide
-from resile.core.nodes.restart_budget import Cause
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import PREEMPTED, failure, lose, managed, running
 

@@ -4,8 +4,9 @@ import pytest
 
 from resile.api.kinds.elasticjob.roles import PS
 from resile.core import events as ev
+from resile.core.nodes.failure_causes import Cause, cause_of
 from resile.core.nodes.relaunch import GiveUp, Relaunch, decide
-from resile.core.nodes.restart_budget import PREEMPTION_BUDGET, Cause, Spent, cause_of
+from resile.core.nodes.restart_budget import PREEMPTION_BUDGET, Spent
 from resile.protocol.reports import NodeEnd, NodeStatus
 from tests.core.given import CRASH, PREEMPTED, joins_again, lose, managed, place_of, running
 

@@ -3,7 +3,7 @@
 import pytest
 
 from resile.core import shard_ledger
-from resile.core.nodes import launching, restart_budget
+from resile.core.nodes import failure_causes, launching
 from resile.core.rendezvous import forming, running
 from resile.core.state import Phase
 from resile.sim.simulate import SimulationFailed, render, simulate
@@ -106,5 +106,5 @@ def test_a_round_that_nobody_ends_is_caught(monkeypatch):
 
 
 def test_a_preemption_that_costs_a_crash_is_caught(monkeypatch):
-    monkeypatch.setattr(restart_budget, "cause_of", lambda status, end: restart_budget.Cause.CRASH)
+    monkeypatch.setattr(failure_causes, "cause_of", lambda status, end: failure_causes.Cause.CRASH)
     assert "only a crash costs a crash" in caught()

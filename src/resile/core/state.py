@@ -9,7 +9,8 @@ import msgspec
 from resile.api.ids import NO_ROUND, NodeId, NodeKey, Rank, Round
 from resile.api.job import JobSpec
 from resile.api.plan import NodeResources
-from resile.core.nodes.restart_budget import LOST, Spent
+from resile.core.nodes.failure_causes import LOST
+from resile.core.nodes.restart_budget import Spent
 from resile.core.progress import Progress
 from resile.core.rendezvous.state import Rendezvous, RoundForming
 from resile.core.shard_ledger import Ledger

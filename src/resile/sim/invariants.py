@@ -7,7 +7,7 @@ from resile.api.plan import Plan
 from resile.core import decisions as de
 from resile.core import events as ev
 from resile.core.engine import Engine
-from resile.core.nodes.restart_budget import Cause, cause_of
+from resile.core.nodes.failure_causes import Cause, cause_of
 from resile.core.state import JobState, Phase
 from resile.protocol.agent_to_master import LastStepTaken, NodeFinished, StepReport, WorkerFailed
 from resile.protocol.job_changes import Scale

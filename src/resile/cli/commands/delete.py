@@ -1,4 +1,4 @@
-"""`resile delete`: end jobs and remove them."""
+"""`resile delete`: end jobs and remove them, by `client/local/delete.py` or `client/cluster/delete.py`."""
 
 from __future__ import annotations
 

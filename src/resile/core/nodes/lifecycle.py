@@ -11,7 +11,7 @@ from resile.core.context import Context
 from resile.core.deadlines import Alarm
 from resile.core.decisions import DeleteNode, Drop, Reply
 from resile.core.events import NodeSeen, NodesListed
-from resile.core.nodes import launching, migration, relaunch, restart_budget, scale_operations
+from resile.core.nodes import failure_causes, launching, migration, relaunch, scale_operations
 from resile.core.rendezvous import forming, rounds, running
 from resile.core.state import Node, Phase
 from resile.protocol.job_changes import Suspend
@@ -115,7 +115,7 @@ def on_node_ended(ctx: Context, node: Node, status: NodeStatus, end: NodeEnd) ->
     if state.phase.over:
         return
     rdzv = state.rendezvous
-    failed = unwanted and restart_budget.cause_of(status, end) in restart_budget.OWN_FAULTS
+    failed = unwanted and failure_causes.cause_of(status, end) in failure_causes.OWN_FAULTS
     if rdzv.needs(node.key):
         running.stop(ctx, rdzv, f"{node.key} {node.leaving or how}", node.key, failed=failed)
     elif failed and rdzv.forming is not None:
@@ -140,7 +140,7 @@ def declare_lost(ctx: Context, node: Node, because: str) -> None:
     ctx.decide(Drop(node=node.key))
     if ctx.state.spec.managed:
         ctx.decide(DeleteNode(node=node.key, grace=ctx.timeouts.kill_grace, because=because))
-    on_node_ended(ctx, node, NodeStatus.FAILED, NodeEnd(reason=restart_budget.LOST, message=because))
+    on_node_ended(ctx, node, NodeStatus.FAILED, NodeEnd(reason=failure_causes.LOST, message=because))
 
 
 def on_pending_timeout(ctx: Context, node: Node) -> None:

@@ -16,9 +16,18 @@ from resile.core import completion
 from resile.core.completion import Reason
 from resile.core.context import Context
 from resile.core.deadlines import Alarm
-from resile.core.nodes import launching, migration, resource_limits, restart_budget, scale_operations, wanted_ranks
+from resile.core.nodes import (
+    failure_causes,
+    launching,
+    migration,
+    resource_limits,
+    restart_budget,
+    scale_operations,
+    wanted_ranks,
+)
+from resile.core.nodes.failure_causes import LOST, Cause
 from resile.core.nodes.oom_memory import LARGEST_MEMORY, memory_after_oom
-from resile.core.nodes.restart_budget import LOST, Cause, Spent
+from resile.core.nodes.restart_budget import Spent
 from resile.core.rendezvous import forming
 from resile.core.state import Node
 from resile.protocol.reports import NodeEnd, NodeStatus
@@ -87,9 +96,9 @@ def replace(ctx: Context, node: Node) -> None:
         return
     if not wanted_ranks.is_wanted(state, role, node.rank):
         return
-    cause = restart_budget.cause_of(node.status, node.end)
+    cause = failure_causes.cause_of(node.status, node.end)
     state.spent.setdefault((role, node.rank), Spent()).add(cause, state.trained, ctx.timeouts.budget_window)
-    if node.end.exit_code in restart_budget.HARDWARE_EXIT_CODES:
+    if node.end.exit_code in failure_causes.HARDWARE_EXIT_CODES:
         launching.avoid_machine(ctx, node)
     match _verdict(ctx, node, cause):
         case Relaunch(memory=more, delay=delay):
@@ -106,12 +115,12 @@ def on_end_explained(ctx: Context, node: Node, end: NodeEnd) -> None:
     closed connection before the platform reports the end of the container.
     """
     state, place = ctx.state, (node.key.role, node.rank)
-    cause = restart_budget.cause_of(NodeStatus.FAILED, end)
+    cause = failure_causes.cause_of(NodeStatus.FAILED, end)
     spent = state.spent.get(place)
     if node.end.reason != LOST or cause is Cause.INFRASTRUCTURE or spent is None or state.phase.over:
         return
     # The exit code of a signal explains nothing here: the core had the node killed when it counted it as lost.
-    if cause is Cause.PREEMPTION and end.reason not in restart_budget.PREEMPTION_REASONS:
+    if cause is Cause.PREEMPTION and end.reason not in failure_causes.PREEMPTION_REASONS:
         return
     if not spent.move(Cause.INFRASTRUCTURE, cause):
         return

@@ -1,37 +1,16 @@
-"""The restart budget: why a node ended, what that costs its rank, and when a rank has no restart left.
+"""The restart budget: what the loss of a node costs its rank, and when a rank has no restart left.
 
-Each cause has its own budget, so a preemption never costs a crash. Budgets are counted in training time: a loss more
-than `budget_window` seconds of training ago is forgotten, so a job that makes progress for months is not ended by its
-fourth crash. A job that makes no progress spends its budget and ends with a reason.
+Each cause (`failure_causes`) has its own budget, so a preemption never costs a crash. Budgets are counted in training
+time: a loss more than `budget_window` seconds of training ago is forgotten, so a job that makes progress for months is
+not ended by its fourth crash. A job that makes no progress spends its budget and ends with a reason. Failures of single
+processes (`max_restarts`) are counted in `core/agents`.
 """
 
 from __future__ import annotations
 
-import enum
-
 import msgspec
 
-from resile.protocol.reports import NodeEnd, NodeStatus
-
-
-class Cause(enum.StrEnum):
-    CRASH = "crash"
-    OOM = "oom"
-    PREEMPTION = "preemption"
-    INFRASTRUCTURE = "infrastructure"
-
-
-OWN_FAULTS = frozenset({Cause.CRASH, Cause.OOM})
-"""Causes that are the script's fault."""
-OOM_EXIT_CODES = frozenset({247})
-HARDWARE_EXIT_CODES = frozenset({201, 202, 14})
-KILLED_EXIT_CODES = frozenset({137, 143})
-OOM_REASONS = frozenset({"OOMKilled"})
-PREEMPTION_REASONS = frozenset(
-    {"Evicted", "Preempted", "Preempting", "Terminated", "NodeShutdown", "TaintManagerEviction"}
-)
-LOST = "Lost"
-"""The reason (`NodeEnd.reason`) of a node that the core counts as lost."""
+from resile.core.nodes.failure_causes import Cause
 
 INFRASTRUCTURE_BUDGET = 20
 PREEMPTION_BUDGET = 100
@@ -56,16 +35,6 @@ class Spent(msgspec.Struct, kw_only=True):
             return False
         self.losses.setdefault(right, []).append(self.losses[wrong].pop())
         return True
-
-
-def cause_of(status: NodeStatus, end: NodeEnd) -> Cause:
-    if end.reason in OOM_REASONS or end.exit_code in OOM_EXIT_CODES:
-        return Cause.OOM
-    if end.reason == LOST or end.exit_code in HARDWARE_EXIT_CODES:
-        return Cause.INFRASTRUCTURE
-    if status is NodeStatus.DELETED or end.reason in PREEMPTION_REASONS or end.exit_code in KILLED_EXIT_CODES:
-        return Cause.PREEMPTION
-    return Cause.CRASH
 
 
 def why_exhausted(cause: Cause, used: int, crash_budget: int) -> str:

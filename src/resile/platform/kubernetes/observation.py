@@ -1,7 +1,7 @@
 """Turns the status of a node's pod into an `Observation`.
 
-A pod on a machine without a connection shows no change. The master notices by the missing heartbeats. What the reason
-of an end costs is decided in `resile.core.nodes.restart_budget`.
+A pod on a machine without a connection shows no change. The master notices by the missing heartbeats. Why a
+node ended, and what that costs, is decided in `resile.core.nodes` (`failure_causes`, `restart_budget`).
 """
 
 from __future__ import annotations

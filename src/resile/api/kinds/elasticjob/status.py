@@ -1,7 +1,7 @@
 """The status of an ElasticJob: writing it from a `JobReport`, patching it for the operator, and reading it.
 
-DLRover nests most fields in `status.status`. `resource` declares the fields of the status, and the master fills in the
-report (`resile.master.kubernetes.job_status`).
+DLRover nests most fields in `status.status`. `resource` declares the fields of the status, `resile.api.job_report`
+those of the report, and the master fills in the report (`resile.master.kubernetes.job_status`).
 """
 
 from __future__ import annotations
