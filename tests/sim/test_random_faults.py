@@ -11,7 +11,7 @@ from resile.sim.simulate import SimulationFailed, render, simulate
 CHUNK = 100
 
 
-@pytest.mark.parametrize("chunk", range(10))
+@pytest.mark.parametrize("chunk", range(5))
 def test_invariants_hold_under_random_faults(chunk):
     for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
         simulate(seed)
