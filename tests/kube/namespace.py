@@ -23,7 +23,7 @@ from lightkube import ApiError, Client, KubeConfig
 from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
 from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import Namespace, NodeStatus, ServiceAccountToken
+from lightkube.resources.core_v1 import Namespace, NodeStatus, Pod, ServiceAccountToken
 from lightkube.types import PatchType
 
 from tests.support.paths import ROOT
@@ -318,3 +318,6 @@ def new_namespace(prefix: str, logs: Path, kind: type[NamespaceT]) -> Iterator[N
         made.close()
         with _client() as client:
             client.delete(Namespace, made.name)  # it is gone some time later
+            # Pods of a test that is over would train on until their grace is over, and as long as there are any, the
+            # cluster deletes all other kinds of objects again and again.
+            client.deletecollection(Pod, namespace=made.name, grace_period=1)
