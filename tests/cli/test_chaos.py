@@ -104,6 +104,7 @@ def test_a_pid_that_came_to_mean_another_process_is_never_struck(bench):
     directory = bench.submit("sleep 1000", replicas=1)
     with subprocess.Popen(["sleep", "1000"]) as bystander:
         try:
+            bench.wait(lambda: files.read_nodes(directory.path)[0].pid)  # it runs a moment before its file says so
             path = files.node_directory(directory.path, files.read_nodes(directory.path)[0].node) / "node.json"
             record = files.read(path, files.NodeFile)
             files.write(path, msgspec.structs.replace(record, pid=bystander.pid))
