@@ -11,6 +11,7 @@ from resile.client.base import Sign
 from resile.client.errors import CommandError
 from resile.client.local.job_reader import MASTER_CAME_BACK, JobReader
 from resile.client.local.jobs import LocalJob
+from resile.client.local.master_client import wait_until
 from resile.core.state import Phase
 
 POLL_SECONDS = 0.1
@@ -68,12 +69,13 @@ def _next_step(job: LocalJob, injected: Injected, over: set[float]) -> Iterator[
 
 
 def _return_of_master(job: LocalJob, injected: Injected) -> Iterator[list[Sign]]:
-    until, since = time.monotonic() + BEYOND_BUDGET, injected.at - CLOCK_DRIFT
+    since = injected.at - CLOCK_DRIFT
+
+    def returns() -> list[float]:
+        return [event.at for event in reader.events() if event.reason == MASTER_CAME_BACK and event.at >= since]
+
     with JobReader(job) as reader:
-        while time.monotonic() < until:
-            back = [event.at for event in reader.events() if event.reason == MASTER_CAME_BACK and event.at >= since]
-            if back:
-                yield [Sign("the master was back", max(0.0, back[-1] - injected.at))]
-                return
-            time.sleep(POLL_SECONDS)
-        yield [Sign(f"the master is not back after {BEYOND_BUDGET:g} s; see {reader.directory.log}")]
+        if wait_until(lambda: bool(returns()), BEYOND_BUDGET):
+            yield [Sign("the master was back", max(0.0, returns()[-1] - injected.at))]
+        else:
+            yield [Sign(f"the master is not back after {BEYOND_BUDGET:g} s; see {reader.directory.log}")]
