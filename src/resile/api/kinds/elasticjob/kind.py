@@ -70,6 +70,8 @@ class ElasticJobKind(JobKind):
     node_name = staticmethod(names.node_name)
     node_of = staticmethod(names.node_of)
     master_name = staticmethod(names.master_name)
+    token_secret = staticmethod(names.token_secret)
+    tls_secret = staticmethod(names.tls_secret)
     node_labels = staticmethod(labels.node_labels)
     master_labels = staticmethod(labels.master_labels)
     environment = staticmethod(node_environment)
@@ -81,12 +83,6 @@ class ElasticJobKind(JobKind):
 
     def to_job_spec(self, resource: Any) -> JobSpec:
         return to_job_spec(resource)
-
-    def token_secret(self, job: str) -> str:
-        return f"elasticjob-{job}-token"
-
-    def tls_secret(self, job: str) -> str:
-        return f"elasticjob-{job}-tls"
 
     def master_index_of(self, pod_labels: Mapping[str, str]) -> int:
         return _number(pod_labels.get(labels.REPLICA_INDEX))

@@ -32,6 +32,14 @@ def master_name(job: str) -> str:
     return f"elasticjob-{job}-{MASTER_ROLE}"
 
 
+def token_secret(job: str) -> str:
+    return f"elasticjob-{job}-token"
+
+
+def tls_secret(job: str) -> str:
+    return f"elasticjob-{job}-tls"
+
+
 def check_job_name(value: str, path: str, errors: ManifestErrors) -> None:
     """Add an error if `value` is too long for the name of a job, or has another form than the names of Services."""
     if not JOB_NAMES.fullmatch(value):
