@@ -164,7 +164,7 @@ class ElasticWorkers:
             self._restarting.on_round_formed(round_, assignment)
             return
         self.newest, self._join, self._changed = round_, None, None
-        self._hung.some_never_got_ready = False
+        self._hung.reset()
         self._failed_after_last_step = False
         self._unheard.clear()
         ready, in_round = self._workers.in_state(Ready), self._workers.in_round()
@@ -271,7 +271,7 @@ class ElasticWorkers:
             worker.cancel_deadline()
         self._workers.clear()
         self._attempt = self._current = None
-        self._hung.some_never_got_ready = False
+        self._hung.reset()
         self._failed_after_last_step = False
         self._join = self._changed = None
         self._unheard.clear()

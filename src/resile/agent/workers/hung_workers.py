@@ -57,10 +57,11 @@ class HungWorkers:
         self._leave_within = leave_within
         self._ready_within = ready_within
         self.some_never_got_ready = False
-        """True if a process did not get ready in time, so its siblings form a round without it.
+        """True if a process did not get ready in time, so its siblings form a round without it."""
 
-        False again when a new round has formed or all processes were started anew.
-        """
+    def reset(self) -> None:
+        """Wait for all processes again, because a new round has formed or all were started anew."""
+        self.some_never_got_ready = False
 
     def expect_ready(self, worker: Worker) -> None:
         worker.set_deadline(self._ready_within, self._never_ready)
