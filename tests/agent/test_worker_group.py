@@ -180,6 +180,26 @@ async def test_a_process_that_cannot_be_watched_does_not_run(output: Output, mon
     assert group.alive == 0
 
 
+async def test_standbys_that_cannot_be_had_take_back_what_was_started(output: Output) -> None:
+    class Broken:
+        """Has a process for the first start, and fails at the second."""
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def take(self, environment: object) -> None:
+            self.asked += 1
+            if self.asked > 1:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        def wait_for(self, environment: object, start_late: object) -> None: ...
+
+    group = WorkerGroup(output, lambda _: None, Broken())  # type: ignore[arg-type]
+    with pytest.raises(CannotStart, match="too many open files"):
+        group.start([python("import time; time.sleep(60)")] * 2)
+    await until(lambda: group.alive == 0)
+
+
 async def test_processes_die_with_their_agent(tmp_path: Path) -> None:
     """The agent is a process of its own here, killed with SIGKILL."""
     note = tmp_path / "pid"

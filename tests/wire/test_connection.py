@@ -236,6 +236,12 @@ async def test_the_kernel_watches_accepted_connections(place: Place) -> None:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == KEEPALIVE_IDLE
 
 
+async def test_the_token_is_in_no_text_of_what_holds_it(place: Place) -> None:
+    connection, _ = await place.call()
+    for holder in (connection, connection._endpoint, place.server):
+        assert TOKEN.decode() not in repr(holder)
+
+
 async def test_a_burst_of_connections_is_served_without_a_task_each(place: Place) -> None:
     calls = await asyncio.gather(*(place.call() for _ in range(500)))
     await soon(lambda: len(place.opened) == 500)

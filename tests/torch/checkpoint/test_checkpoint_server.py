@@ -16,7 +16,7 @@ import pytest
 from resile.agent.checkpoints.replica_client import ReplicaClient
 from resile.api.ids import Round
 from resile.checkpoint.buffer import Buffer, places
-from resile.checkpoint.memory_client import MemoryClient
+from resile.checkpoint.memory_client import MemoryClient, NoCheckpointServer
 from resile.checkpoint.memory_limits import short_of
 from resile.checkpoint.storage import Storage
 from resile.checkpoint.store_retries import PAUSES
@@ -54,6 +54,21 @@ def test_a_process_that_never_asks_what_became_of_its_saves_is_served_for_ever(v
     assert opened.make_room(opened.buffers[0].size + 1) == ""
     assert opened.wait(sequence, PATIENCE) == ""
     opened.close()
+
+
+def test_a_request_that_fails_is_cut_off_at_once_and_others_are_served(
+    vault: VaultThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vault.vault, "_open", fail)
+        begun = time.monotonic()
+        with pytest.raises(NoCheckpointServer):
+            line(vault)
+        assert time.monotonic() - begun < 5, "it would wait 10 s for an answer"
+    line(vault).close()
 
 
 class Told(threading.Condition):
