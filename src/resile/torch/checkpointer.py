@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from torch.distributed.tensor import DTensor
 
 from resile.checkpoint.buffer import Buffer, IncompleteBuffer, places
 from resile.checkpoint.errors import StorageError, not_stored
@@ -48,6 +47,7 @@ from resile.torch._checkpoint.storing import check_writable, store_directly
 from resile.torch._loop.collectives import Collectives
 from resile.torch._support.arguments import check_directory, check_state, state_dicts_in, whole
 from resile.torch._support.log_setup import show_info_logs
+from resile.torch._support.sharding import is_sharded
 from resile.wire.env import AGENT_SOCKET, WORKER
 
 __all__ = ["Checkpointer"]
@@ -151,7 +151,7 @@ class Checkpointer:
             check_writable(self.storage)
             self._known_writable = True
         leaves, slot = flatten(state), None
-        if any(isinstance(leaf.value, DTensor) for leaf in leaves):
+        if any(is_sharded(leaf.value) for leaf in leaves):
             slot = self._agreed(leaves, due) if due or self._save_group.everywhere else None
             if slot is None:
                 return False

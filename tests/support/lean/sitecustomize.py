@@ -1,8 +1,11 @@
-"""Let the training processes that tests start leave torch's compiler out until something asks for it.
+"""Let the training processes that tests start leave parts of torch out until something asks for them.
 
-torch imports its compiler, `torch._dynamo`, for the first optimizer that a process makes. That is 1.7 of the 3.6
-seconds of CPU that the start of a training process costs, in hundreds of processes. All that plain training asks of the
-compiler is to leave functions alone, and that much is answered here. Anything else imports the real one at that moment.
+Two parts are left out, 2.1 of the 4 seconds of CPU that the start of a training process costs, in hundreds of them:
+- torch's compiler, `torch._dynamo`, which the first optimizer of a process imports. All that plain training asks of it
+  is to leave functions alone, and that much is answered here.
+- the shapes that operators give to tensors without data, `torch._meta_registrations`, which torch imports last. The
+  compiler and DTensor ask for them, and import `torch._decomp` for it.
+Whatever else is asked of them imports the real ones at that moment.
 
 Python runs a module of this name at every start; `tests/conftest.py` puts its folder on PYTHONPATH. It imports nothing
 that an interpreter does not have by then, since most of those that tests start have no torch.
@@ -13,32 +16,42 @@ from __future__ import annotations
 import sys
 from importlib.machinery import ModuleSpec
 
-NAME = "torch._dynamo"
 ModuleType = type(sys)
+COMPILER = "torch._dynamo"
+SHAPES = "torch._meta_registrations"
+WITH_SHAPES = (
+    "torch._decomp",
+    "torch._prims",
+    "torch._prims_common.wrappers",
+    "torch._refs",
+    "torch.utils._content_store",
+)
+"""What comes with the real shapes. It imports them, too, and whatever asks for shapes imports some of it."""
 
 
 class Stub(ModuleType):
-    """Stands in for the compiler until it is asked for something that is not here."""
+    """Stands in for a module until it is asked for something that is not here."""
 
     def __getattr__(self, name: str) -> object:
-        standing = sys.modules.get(NAME) is self
-        if standing and (name == "__path__" or not name.startswith("__")):
-            del sys.modules[NAME]
-            Finder.is_real = True
-            __import__(NAME)
-        if Finder.is_real:
-            return getattr(sys.modules[NAME], name)
+        if sys.modules.get(self.__name__) is self and (name == "__path__" or not name.startswith("__")):
+            import_real(self.__name__)
+        if self.__name__ in Finder.real:
+            return getattr(sys.modules[self.__name__], name)
         raise AttributeError(name)
+
+
+class CompilerStub(Stub):
+    """What plain training asks of the compiler."""
 
     @property
     def trace_rules(self) -> object:
         """The end of a process group clears a cache there."""
-        return sys.modules[NAME].trace_rules if Finder.is_real else self
+        return sys.modules[COMPILER].trace_rules if COMPILER in Finder.real else self
 
     @property
     def utils(self) -> object:
         """DDP asks there whether it is to be compiled."""
-        return sys.modules[NAME].utils if Finder.is_real else self
+        return sys.modules[COMPILER].utils if COMPILER in Finder.real else self
 
     def clear_lru_cache(self) -> None: ...
 
@@ -51,15 +64,38 @@ class Stub(ModuleType):
         return fn if fn is not None else lambda function: function
 
 
+class ShapesStub(Stub):
+    """What comes with the shapes and plain training needs: `torch.Generator` works only with a metaclass."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        from torch._C import _set_generator_metaclass
+        from torch._opaque_base import OpaqueBaseMeta
+
+        _set_generator_metaclass(OpaqueBaseMeta)
+
+
+STUBS = {COMPILER: CompilerStub, SHAPES: ShapesStub}
+
+
+def import_real(name: str) -> None:
+    """Import the real module in place of its stub."""
+    del sys.modules[name]
+    Finder.real.add(name)
+    __import__(name)
+
+
 class Loader:
-    """Makes the stub, or hands out a part of the compiler that is there already."""
+    """Makes a stub, or hands out a module that came with the one that was asked for."""
 
     def __init__(self, there: ModuleType | None = None) -> None:
         self._there = there
-        self._spec = vars(there)["__spec__"] if there is not None else None
+        if there is not None:
+            self._spec = vars(there)["__spec__"]
+            vars(there)["__spec__"] = None  # or the import system would load it again by that
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return self._there if self._there is not None else Stub(spec.name)
+        return self._there if self._there is not None else STUBS[spec.name](spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         if self._there is not None:
@@ -67,14 +103,16 @@ class Loader:
 
 
 class Finder:
-    """Finds the stub as long as the real compiler has not been asked for."""
+    """Finds the stubs as long as the real modules have not been asked for."""
 
-    is_real = False
+    real: set[str] = set()  # noqa: RUF012 - there is one interpreter
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        if name == NAME and not self.is_real:
+        if name in STUBS and name not in self.real:
             return ModuleSpec(name, Loader())
-        if name.startswith(f"{NAME}.") and name in sys.modules:  # it came with its package, a moment ago
+        if name in WITH_SHAPES and isinstance(sys.modules.get(SHAPES), Stub):
+            import_real(SHAPES)
+        if name.startswith((f"{COMPILER}.", *WITH_SHAPES)) and name in sys.modules:  # it came a moment ago
             return ModuleSpec(name, Loader(sys.modules[name]))
         return None
 

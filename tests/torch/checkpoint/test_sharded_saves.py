@@ -274,9 +274,9 @@ def with_an_old_view(rank: int, directory: str) -> Any:
     def stale(storage: Any, step: int, share: int, shares: int) -> None:
         if rank == 1 and step == 2:
             raise Damaged("__1_0.distcp is not there")
-        dcp_reader.check(storage, step, share, shares)
+        check(storage, step, share, shares)
 
-    restore.check = stale
+    check, dcp_reader.check = dcp_reader.check, stale
     return Checkpointer(directory).restore({"numbers": torch.zeros(4)})
 
 
@@ -296,9 +296,10 @@ def with_an_old_view_of_all(rank: int, directory: str) -> Any:
     def stale(storage: Any, step: int, share: int, shares: int) -> None:
         if rank == 1:
             raise Damaged("__1_0.distcp is not there")
-        dcp_reader.check(storage, step, share, shares)
+        check(storage, step, share, shares)
 
-    restore.check, restore.PAUSES = stale, (0.01,)
+    check, dcp_reader.check = dcp_reader.check, stale
+    restore.PAUSES = (0.01,)
     return Checkpointer(directory).restore({"numbers": torch.zeros(4)})
 
 

@@ -88,12 +88,13 @@ def wait_until(it_is, what):
 MEMBER = (
     SETTING
     + """
-import torch.distributed._functional_collectives as functional
 from torch._C._distributed_c10d import _register_work
 
 rank, port = map(int, sys.argv[1:])
 group = Group(placed(1, rank, 2, port), "gloo", 60.0)
 group.form()
+import torch.distributed._functional_collectives as functional  # as a script that shards its model in the round
+
 default = set(group._own)
 mesh = dist.new_group([0, 1], timeout=timedelta(seconds=60))
 meshed = group._own - default

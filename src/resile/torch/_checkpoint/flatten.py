@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from resile.checkpoint.layout import Path
 from resile.torch._support.numpy_values import PLAIN, is_array, is_number, tensor_of
+from resile.torch._support.sharding import is_sharded
 
 State = MutableMapping[str, Any]
 
@@ -187,7 +187,7 @@ def _clean(name: str) -> str:
 
 
 def local(tensor: Any) -> Any:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 class LoadTarget:

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from resile.checkpoint.buffer import PAGE
 from resile.checkpoint.layout import Item, Layout, ObjectItem, TensorItem
 from resile.torch._checkpoint.flatten import Leaf, local, parts, refuse_duplicates
 from resile.torch._checkpoint.pickling import pickled
+from resile.torch._support.sharding import is_sharded
 
 ALIGN = 64
 SMALLEST_SLOT = 512
@@ -103,9 +102,10 @@ class Extent(NamedTuple):
 
 def extent_of(tensor: Any) -> Extent:
     """The block of a tensor that this rank has: its piece of a sharded tensor, or all of another one."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return Extent((0,) * tensor.dim(), tuple(tensor.shape))
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    from torch.distributed.tensor.placement_types import Replicate, Shard
 
     if not all(isinstance(placement, Shard | Replicate) for placement in tensor.placements):
         raise TypeError(f"a tensor with the placements {tensor.placements} cannot be saved")
@@ -129,7 +129,7 @@ def lay_out(leaves: Iterable[Leaf], saver: Saver, **settings: Any) -> Layout:
     """
     leaves = list(leaves)
     refuse_duplicates(leaves)
-    replicated = not any(isinstance(leaf.value, DTensor) for leaf in leaves)
+    replicated = not any(is_sharded(leaf.value) for leaf in leaves)
     kept = [leaf for leaf in leaves if _keeps(saver, leaf)]
     stored = [leaf for leaf in kept if _stores(saver, leaf)]
     others = [leaf for leaf in kept if not _stores(saver, leaf)]
@@ -183,14 +183,14 @@ def _align(offset: int) -> int:
 
 
 def _keeps(saver: Saver, leaf: Leaf) -> bool:
-    plain = isinstance(leaf.value, torch.Tensor) and not isinstance(leaf.value, DTensor)
+    plain = isinstance(leaf.value, torch.Tensor) and not is_sharded(leaf.value)
     return not plain or saver.leads or saver.rank == 0
 
 
 def _stores(saver: Saver, leaf: Leaf) -> bool:
     """True if this rank writes the leaf to storage. If several ranks have the same piece, the first writes it."""
     tensor = leaf.value
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return saver.rank == 0
     coordinate = tensor.device_mesh.get_coordinate() or [0] * len(tensor.placements)
     pairs = zip(coordinate, tensor.placements, strict=True)
@@ -223,7 +223,7 @@ def estimate_growth(state: Mapping[str, Any], *, leads: bool) -> int:
             for group in part.param_groups:
                 extra = times + sum(bool(group.get(option)) for option in ("momentum", "amsgrad", "centered"))
                 for parameter in group["params"]:
-                    mine = leads or isinstance(parameter, DTensor)
+                    mine = leads or is_sharded(parameter)
                     if mine and parameter.requires_grad and parameter not in part.state:
                         own = local(parameter)
                         total += extra * (own.numel() * own.element_size() + 2 * PAGE)

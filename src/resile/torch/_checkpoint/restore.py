@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from resile.checkpoint.buffer import IncompleteBuffer
 from resile.checkpoint.errors import NeverReadable, NotReadable
-from resile.torch._checkpoint.dcp_reader import AnyStorage, check, load
 from resile.torch._checkpoint.flatten import LoadTarget, State, StateMismatch
 from resile.torch._checkpoint.memory_parts import Memory, MemoryPart, hand_over
 from resile.torch._checkpoint.packing import Damaged
@@ -22,6 +22,9 @@ from resile.torch._checkpoint.parallel_copy import copying_threads
 from resile.torch._checkpoint.restore_plan import Gap, Offer, RestorePlan, Source, best_plan, gaps
 from resile.torch._loop.collectives import Collectives
 from resile.torch._support.error_file import in_brief, recorded_in_error_file
+
+if TYPE_CHECKING:
+    from resile.torch._checkpoint.dcp_reader import AnyStorage
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +150,7 @@ class Restore:
         assert self._storage is not None
         try:
             if self._verdict == OK:
-                check(self._storage, step, 0, 1)
+                _dcp_reader().check(self._storage, step, 0, 1)
                 log.warning("step %d in %s is left as it is: this rank finds it sound", step, self._directory)
                 self._suspect = max(step, self._suspect)
                 return
@@ -224,7 +227,7 @@ class Restore:
         """
         if plan.source is Source.STORAGE:
             assert self._storage is not None
-            check(self._storage, plan.step, self._rank, self._ranks)
+            _dcp_reader().check(self._storage, plan.step, self._rank, self._ranks)
             return
         taken = {transfer.part for transfer in plan.transfers if self._rank in transfer.takers}
         given = {transfer.part for transfer in plan.transfers if self._rank == transfer.source}
@@ -238,7 +241,7 @@ class Restore:
     ) -> None:
         if plan.source is Source.STORAGE:
             assert self._storage is not None
-            load(self._storage, plan.step, load_target)
+            _dcp_reader().load(self._storage, plan.step, load_target)
             return
         transfers = {transfer.part: transfer for transfer in plan.transfers}
         needs = plan.parts_for(self._rank, offers)
@@ -275,3 +278,10 @@ def _words(gap: Gap) -> str:
 def _place(plan: RestorePlan) -> str:
     ranks = sorted({transfer.source for transfer in plan.transfers})
     return f"the memory of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else "memory"
+
+
+def _dcp_reader() -> ModuleType:
+    """The module that reads storage. It imports DCP, a second of CPU that a restore from memory does not need."""
+    from resile.torch._checkpoint import dcp_reader
+
+    return dcp_reader

@@ -17,6 +17,7 @@ from resile.torch._loop.averaging import Averager
 from resile.torch._loop.group import Group
 from resile.torch._loop.model_buffers import ModelBuffers
 from resile.torch._support.arguments import check_model
+from resile.torch._support.sharding import is_sharded
 
 DIGEST = 64
 """How many values of each parameter go into a digest."""
@@ -53,8 +54,8 @@ class LoopTraining:
         self.parts.update(rest)
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         parameters = list(self.model.parameters())
-        self._sharded = [parameter for parameter in parameters if _is_sharded(parameter)]
-        self._averager = Averager(parameter for parameter in parameters if not _is_sharded(parameter))
+        self._sharded = [parameter for parameter in parameters if is_sharded(parameter)]
+        self._averager = Averager(parameter for parameter in parameters if not is_sharded(parameter))
         self._buffers = ModelBuffers(self.model)
         self._can_be_given = False
         self._open = False
@@ -108,7 +109,7 @@ class LoopTraining:
         """
         kinds: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         for parameter in self.model.parameters():
-            if parameter.is_contiguous() and not _is_sharded(parameter):  # otherwise flattening would copy it
+            if parameter.is_contiguous() and not is_sharded(parameter):  # otherwise flattening would copy it
                 flat = parameter.detach().view(-1)
                 some = flat[:: max(1, flat.numel() // DIGEST)][:DIGEST]
                 kinds.setdefault((parameter.device, parameter.dtype), []).append(some)
@@ -170,8 +171,3 @@ def rest_of_state(sampler: Stateful | None, state: Mapping[str, Stateful]) -> di
         if name in ("model", "optimizer", "scheduler", "sampler"):
             raise ValueError(f"state: '{name}' is a name that Elastic uses itself; give it another one")
     return {**({} if sampler is None else {"sampler": sampler}), **state}
-
-
-def _is_sharded(parameter: torch.nn.Parameter) -> bool:
-    """True for a DTensor. The sharding library averages its gradients. DTensor is not imported, to save time."""
-    return hasattr(parameter, "device_mesh")

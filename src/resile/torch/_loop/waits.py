@@ -17,13 +17,13 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed import Work
 
@@ -33,7 +33,6 @@ GRACE = 0.05
 """Seconds for a collective to raise after its group was aborted. It takes milliseconds if it raises at all."""
 _POINT_TO_POINT = frozenset({12, 13, 14})
 """Torch's numbers for send, receive, and receive from any rank."""
-_FUNCTIONAL = "torch.distributed._functional_collectives"
 _torch_wait = Work.wait
 _NO_TIMEOUT = timedelta(0)
 """Torch's value for a wait without a time-out."""
@@ -96,19 +95,27 @@ def end_with_round(over_since: OverSince) -> Iterator[None]:
         wait(work, over_since, timeout)
         return True
 
-    functional = sys.modules.get(_FUNCTIONAL)  # if not imported, nothing is sharded, and the import takes long
-    wait_tensor: Any = getattr(functional, "wait_tensor", None)  # None while another thread imports it
-
-    def wait_for_tensor(tensor: Any) -> Any:
-        alias = tensor.detach()  # waiting for any tensor of the same memory is enough
-        call(lambda: wait_tensor(alias), over_since)
-        return wait_tensor(tensor)
-
-    with contextlib.ExitStack() as patches:
-        patches.enter_context(replaced(Work, "wait", wait_for_work))
-        if wait_tensor is not None:
-            patches.enter_context(replaced(functional, "wait_tensor", wait_for_tensor))
+    operators = torch.ops._c10d_functional  # there also before DTensor is imported, which a script may do in a round
+    with (
+        replaced(Work, "wait", wait_for_work),
+        replaced(operators, "wait_tensor", _WaitTensor(operators.wait_tensor, over_since)),
+    ):
         yield
+
+
+class _WaitTensor:
+    """The operator `wait_tensor`, with calls that end with the round."""
+
+    def __init__(self, operator: Any, over_since: OverSince) -> None:
+        self._operator, self._over_since = operator, over_since
+
+    def __call__(self, tensor: Any) -> Any:
+        alias = tensor.detach()  # waiting for any tensor of the same memory is enough
+        call(lambda: self._operator(alias), self._over_since)
+        return self._operator(tensor)
+
+    def __getattr__(self, name: str) -> Any:  # its overloads, by which DTensor and tracers know it
+        return getattr(self._operator, name)
 
 
 @contextlib.contextmanager
