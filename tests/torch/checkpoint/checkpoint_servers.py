@@ -24,7 +24,7 @@ from resile.wire.env import AGENT_SOCKET, WORKER
 PATIENCE = 60.0
 
 spawning = multiprocessing.get_context("forkserver")
-spawning.set_forkserver_preload(["tests.torch.checkpoint.checkpoint_servers"])
+spawning.set_forkserver_preload(["tests.torch.checkpoint.checkpoint_servers", "torch.distributed.checkpoint"])
 
 
 class VaultThread:

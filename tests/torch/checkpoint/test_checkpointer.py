@@ -7,6 +7,8 @@ import os
 import pickle
 import random
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -862,3 +864,23 @@ def test_what_is_in_storage_can_be_restored_after_the_buffers_were_given_back(op
     state = {"a": torch.zeros(2)}
     assert checkpointer.restore(state) == 1
     assert state["a"].tolist() == [1.0, 1.0]
+
+
+PLAIN = """
+import sys, torch
+from resile.torch import Checkpointer, Elastic
+numbers = torch.ones(4)
+checkpointer = Checkpointer(sys.argv[1], store_every=1)
+checkpointer.save(1, {"numbers": numbers})
+checkpointer.wait()
+numbers.zero_()
+assert checkpointer.restore({"numbers": numbers}) == 1 and numbers.sum() == 4
+print([name for name in sys.modules if name.startswith(("torch.distributed.tensor", "torch.distributed.checkpoint"))])
+"""
+
+
+def test_a_training_without_shards_does_without_dtensor(tmp_path: Path, vault: VaultThread) -> None:
+    environment = os.environ | vault.environment
+    words = [sys.executable, "-c", PLAIN, str(tmp_path / "stored")]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
