@@ -27,6 +27,7 @@ from settings import (
     ETCD_PEER_PORT,
     ETCD_PORT,
     HOST_ADDRESS,
+    NODE_GRACE,
     POD_NETWORK,
     SCHEDULER_PORT,
     SERVICE_NETWORK,
@@ -108,6 +109,7 @@ def controller_manager() -> Program:
         f"--cluster-signing-key-file={AUTHORITY_KEY}",
         f"--cluster-cidr={POD_NETWORK}",
         f"--service-cluster-ip-range={SERVICE_NETWORK}",
+        f"--node-monitor-grace-period={NODE_GRACE}s",
     )
     return Program(
         "kube-controller-manager",

@@ -23,6 +23,7 @@ from settings import (
     KUBELET_HEALTH_PORT,
     KUBELET_PORT,
     MEMORY_SHARE_FOR_NODES,
+    NODE_GRACE,
     NODES,
     PAUSE_IMAGE,
     POD_NETWORK,
@@ -202,6 +203,7 @@ def _kubelet_config(node: Node) -> str:
         "failSwapOn": False,
         "oomScoreAdj": 0,
         "maxPods": PODS_PER_NODE,
+        "nodeLeaseDurationSeconds": NODE_GRACE,
         "volumePluginDir": str(node.home / "volume-plugins"),
         "systemReserved": {"memory": str(total - offered)},
         # The disk is the host's: a node must not evict pods or delete images because the host is well filled.

@@ -24,6 +24,8 @@ from settings import COMPONENT_DEADLINE, POLL, STATE, STOP_DEADLINE
 RECORDS = STATE / "processes"
 LOGS = STATE / "logs"
 LOG_LIMIT = 64 * 1024 * 1024
+SPARING = {"GOGC": "400"}
+"""Go's garbage collector runs a fourth as often: the cluster takes some 100 MB more, and less of the tests' cores."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,13 @@ def ensure(program: Program) -> bool:
         program.log.rename(program.log.with_suffix(".log.1"))
     with program.log.open("ab") as log:
         child = subprocess.Popen(
-            program.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
+            program.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env={**os.environ, **SPARING},
         )
     started = Process.of(child.pid)
     if started is None:

@@ -48,6 +48,10 @@ RESOLV_CONF = STATE / "resolv.conf"
 MEMORY_SHARE_FOR_NODES = 0.9
 PODS_PER_NODE = 200
 
+# A silent machine is given up after this, in seconds: half of Kubernetes' default, for tests that wait for it. Each
+# node renews its lease in the API server four times in that time.
+NODE_GRACE = 20
+
 # Images: the same few kilobytes under different names.
 PAUSE_IMAGE = "resile-pause:1"
 BUSYBOX_IMAGE = "busybox:latest"

@@ -13,7 +13,7 @@ from tests.kube.namespace import ROOT, STATE, kubectl, run, until
 CLUSTER = ROOT / "hack/cluster/cluster.py"
 NODES = ("resile-node-1", "resile-node-2", "resile-node-3")
 NOTICED = 90.0
-"""Kubernetes gives up on a silent machine after 40 s, and on its pods 10 s later."""
+"""The test cluster gives up on a silent machine after 20 s, and on its pods 10 s later."""
 
 
 def restart(part: str) -> None:

@@ -33,6 +33,10 @@ KUBECONFIG = os.environ.get("KUBECONFIG") or str(STATE / "kubeconfig")
 IMAGE = os.environ.get("RESILE_IMAGE") or "resile:dev"
 DEADLINE = 60.0
 COMMAND_DEADLINE = 90.0
+PAUSE = 0.15
+"""Between two looks at the cluster. After a look that took long, such as a command, it is three times as long as that:
+those that are waited for have the cores first."""
+LONGEST_PAUSE = 1.0
 GROUP = "elastic.iml.github.io/v1alpha1"
 JOBS = "elasticjobs.elastic.iml.github.io"
 T = TypeVar("T")
@@ -124,16 +128,17 @@ def until(
     look: Callable[[], Any],
     deadline: float = DEADLINE,
     instead: Callable[[], str] | None = None,
-    pause: float = 0.05,
 ) -> Any:
     """Return the first true answer of `look`, which is asked after pauses; a failure shows what there is `instead`."""
-    end = time.monotonic() + deadline
+    end = (began := time.monotonic()) + deadline
     while not (answer := look()):
-        if time.monotonic() > end:
+        now = time.monotonic()
+        if now > end:
             pytest.fail(
                 f"{what} did not come within {deadline:.0f} s" + (f"; instead:\n{instead()}" if instead else "")
             )
-        time.sleep(pause)
+        time.sleep(min(max(PAUSE, 3 * (now - began)), LONGEST_PAUSE))
+        began = time.monotonic()
     return answer
 
 
@@ -308,7 +313,11 @@ NamespaceT = TypeVar("NamespaceT", bound=KubeNamespace)
 
 @contextmanager
 def new_namespace(prefix: str, logs: Path, kind: type[NamespaceT]) -> Iterator[NamespaceT]:
-    """A namespace that is gone afterwards, together with the operators started in it."""
+    """A namespace that is empty afterwards, without operators, jobs and pods.
+
+    It is deleted, too, but not on the cluster of hack/cluster: that would keep the API server busy for longer than some
+    tests take, and `make cluster-down` removes all.
+    """
     made = kind(f"{prefix}-{uuid.uuid4().hex[:8]}", logs)
     with _client() as client:
         client.create(Namespace(metadata=ObjectMeta(name=made.name)))
@@ -317,7 +326,9 @@ def new_namespace(prefix: str, logs: Path, kind: type[NamespaceT]) -> Iterator[N
     finally:
         made.close()
         with _client() as client:
-            client.delete(Namespace, made.name)  # it is gone some time later
-            # Pods of a test that is over would train on until their grace is over, and as long as there are any, the
-            # cluster deletes all other kinds of objects again and again.
+            if _is_ours():
+                client.deletecollection(api.JOBS, namespace=made.name)
+            else:
+                client.delete(Namespace, made.name)  # it is gone some time later
+            # Pods of a test that is over would train on until their grace is over.
             client.deletecollection(Pod, namespace=made.name, grace_period=1)

@@ -10,8 +10,6 @@ from tests.kube.namespace import run, until
 
 # A step may wait for images to unpack, for torch to be imported by six processes on two cores, and for epochs.
 PATIENCE = 240.0
-PAUSE = 0.3
-"""Between two looks, each of them a kubectl: those that train have the cores first."""
 AGE = r"\d+(s|m\d*s?)"
 
 
@@ -26,7 +24,7 @@ def wait(what: str, look: Callable[[], Any]) -> Any:
     def seen() -> str:
         return line("kubectl -n dlrover get elasticjobs,pods -o wide") + line("kubectl -n dlrover describe elasticjobs")
 
-    return until(what, look, PATIENCE, seen, PAUSE)
+    return until(what, look, PATIENCE, seen)
 
 
 def pod_rows(job: str, namespace: str = "dlrover") -> dict[str, str]:

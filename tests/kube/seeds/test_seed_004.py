@@ -1,5 +1,7 @@
 """The experiments of seed 004, line by line: scale up, scale down, a process killed, a pod preempted.
 
+The experiment with a job of another name comes between the two of torch-mnist: meanwhile seed 000 has that name.
+
 The seed's cluster is short of room for the fourth worker. Here each worker takes a seat, a resource made for this
 file alone: how many of them are held decides what is Pending, and no other test is the poorer for it.
 """
@@ -158,6 +160,37 @@ def test_scale_up_nodes(seat: str, torch_mnist: None) -> None:
     _gone("torch-mnist")
 
 
+def test_a_process_is_killed_and_a_pod_is_preempted(seat: str) -> None:
+    job = _example("choas_test_job.yaml", seat, "--num_epochs 1000 --step_delay 0.1")
+    line("kubectl -n dlrover apply -f -", stdin=job)
+    everybody = _workers("chaos-test", *["Running"] * 4)
+    wait("four workers", lambda: pod_rows("chaos-test") == everybody)
+    witness = "chaos-test-edljob-worker-1"
+    _until_step("training", witness, 0, 20)
+
+    # Training Process Corruption: ps -aux | grep cnn_train.py, kill -9 ${PID}; all workers are still running.
+    rounds = len(_rounds(_log(witness)))
+    listed = line(f"kubectl -n dlrover exec {witness} -- bash -c 'ps -aux | grep cnn_train.py'")
+    pid = next(row.split()[1] for row in listed.splitlines() if "dlrover-run" not in row and "grep" not in row)
+    line(f"kubectl -n dlrover exec {witness} -- bash -c 'kill -9 {pid}'")
+    _until_step("training after the kill", witness, rounds, 21)
+    assert pod_rows("chaos-test") == everybody
+    assert _rounds(_log(witness))[rounds][1:] == (4, 8)
+
+    # Pod is Preempted: worker-4 comes for worker-0, with its rank.
+    rounds = len(_rounds(_log(witness)))
+    rank = "-o jsonpath={.metadata.labels.rank-index}"
+    place = line(f"kubectl -n dlrover get pod chaos-test-edljob-worker-0 {rank}")
+    line("kubectl -n dlrover delete pod chaos-test-edljob-worker-0")
+    replaced = _workers("chaos-test", "", *["Running"] * 4)
+    wait("the replacement", lambda: pod_rows("chaos-test") == replaced)
+    assert line(f"kubectl -n dlrover get pod chaos-test-edljob-worker-4 {rank}") == place
+    wait("a group of four", lambda: (4, 8) in [r[1:] for r in _rounds(_log(witness))[rounds:]])
+    last = len(_rounds(_log(witness))) - 1
+    _until_step("training with the replacement", witness, last, 21)
+    _gone("chaos-test")
+
+
 def test_scale_down_nodes(seat: str, torch_mnist: None) -> None:
     job = _example("elastic_job.yaml", seat, "--num_epochs 24 --step_delay 0.1")
     line("kubectl -n dlrover apply -f -", stdin=job)
@@ -190,34 +223,3 @@ def test_scale_down_nodes(seat: str, torch_mnist: None) -> None:
     assert line("kubectl -n dlrover get elasticjob torch-mnist -o jsonpath={.status.phase}") == "Succeeded"
     assert re.search(r"training finished: epochs = 24, .* accuracy = 0\.9", _log(worker))
     _gone("torch-mnist")
-
-
-def test_a_process_is_killed_and_a_pod_is_preempted(seat: str) -> None:
-    job = _example("choas_test_job.yaml", seat, "--num_epochs 1000 --step_delay 0.1")
-    line("kubectl -n dlrover apply -f -", stdin=job)
-    everybody = _workers("chaos-test", *["Running"] * 4)
-    wait("four workers", lambda: pod_rows("chaos-test") == everybody)
-    witness = "chaos-test-edljob-worker-1"
-    _until_step("training", witness, 0, 20)
-
-    # Training Process Corruption: ps -aux | grep cnn_train.py, kill -9 ${PID}; all workers are still running.
-    rounds = len(_rounds(_log(witness)))
-    listed = line(f"kubectl -n dlrover exec {witness} -- bash -c 'ps -aux | grep cnn_train.py'")
-    pid = next(row.split()[1] for row in listed.splitlines() if "dlrover-run" not in row and "grep" not in row)
-    line(f"kubectl -n dlrover exec {witness} -- bash -c 'kill -9 {pid}'")
-    _until_step("training after the kill", witness, rounds, 21)
-    assert pod_rows("chaos-test") == everybody
-    assert _rounds(_log(witness))[rounds][1:] == (4, 8)
-
-    # Pod is Preempted: worker-4 comes for worker-0, with its rank.
-    rounds = len(_rounds(_log(witness)))
-    rank = "-o jsonpath={.metadata.labels.rank-index}"
-    place = line(f"kubectl -n dlrover get pod chaos-test-edljob-worker-0 {rank}")
-    line("kubectl -n dlrover delete pod chaos-test-edljob-worker-0")
-    replaced = _workers("chaos-test", "", *["Running"] * 4)
-    wait("the replacement", lambda: pod_rows("chaos-test") == replaced)
-    assert line(f"kubectl -n dlrover get pod chaos-test-edljob-worker-4 {rank}") == place
-    wait("a group of four", lambda: (4, 8) in [r[1:] for r in _rounds(_log(witness))[rounds:]])
-    last = len(_rounds(_log(witness))) - 1
-    _until_step("training with the replacement", witness, last, 21)
-    _gone("chaos-test")
