@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import LEAN
 
 SLOWEST_FILES = 20
 LONGEST = (
@@ -36,7 +36,8 @@ LONGEST = (
     "tests/cli",
     "tests/kube/seeds/test_seed_004.py",
     "tests/kube/setup/test_rights.py",
-    "tests/kube/commands/test_docs_page.py",  # before seed 000, which has to wait for a job of seed 004
+    "tests/kube/seeds/test_seed_000.py",
+    "tests/kube/commands/test_docs_page.py",
     "tests/kube/commands/test_cli.py",
     "tests/kube/jobs/test_operator.py",
     "tests/kube/commands",
@@ -49,7 +50,6 @@ LONGEST = (
 """Where the time goes, by the durations of a whole run."""
 KUBE = ("tests", "tests/kube")
 """Arguments of a run that has tests on a cluster in it."""
-LEAN = str(ROOT / "tests/support/lean")
 
 
 def pytest_configure(config: pytest.Config) -> None:

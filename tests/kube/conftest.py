@@ -2,7 +2,7 @@
 
 A test that asks for any of these fixtures is left out unless `RESILE_KUBE_TESTS=1` says that there is a cluster. Tests
 have a namespace each, and `make test-kube` runs them in three parts: tests with a namespace of their own, three at a
-time; tests of a deployed operator, two at a time; and one at a time tests that break or change the cluster itself,
+time; tests of a deployed operator, three at a time; and one at a time tests that break or change the cluster itself,
 which have the mark `alone`. A deployed operator serves every namespace, and the tests that bring an operator of their
 own and kill it must not find another in its place.
 """
@@ -107,10 +107,3 @@ def deployed(kubernetes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
             if count(file, -1) == 0:
                 kubectl("-n", "dlrover", "delete", "elasticjob", "--all", "--wait=true", deadline=PATIENCE)
                 run("make", "undeploy", deadline=PATIENCE)
-
-
-@pytest.fixture
-def torch_mnist(deployed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The name of the job that two seeds have, for one test at a time."""
-    with turn(tmp_path_factory, "torch-mnist"):
-        yield

@@ -34,7 +34,7 @@ IMAGE = os.environ.get("RESILE_IMAGE") or "resile:dev"
 DEADLINE = 60.0
 COMMAND_DEADLINE = 90.0
 PAUSE = 0.15
-"""Between two looks at the cluster. After a look that took long, such as a command, it is three times as long as that:
+"""Seconds between two looks at the cluster. After one that took long, such as a command, it is three times as long:
 those that are waited for have the cores first."""
 LONGEST_PAUSE = 1.0
 GROUP = "elastic.iml.github.io/v1alpha1"
@@ -128,6 +128,7 @@ def until(
     look: Callable[[], Any],
     deadline: float = DEADLINE,
     instead: Callable[[], str] | None = None,
+    pause: float = PAUSE,
 ) -> Any:
     """Return the first true answer of `look`, which is asked after pauses; a failure shows what there is `instead`."""
     end = (began := time.monotonic()) + deadline
@@ -137,7 +138,7 @@ def until(
             pytest.fail(
                 f"{what} did not come within {deadline:.0f} s" + (f"; instead:\n{instead()}" if instead else "")
             )
-        time.sleep(min(max(PAUSE, 3 * (now - began)), LONGEST_PAUSE))
+        time.sleep(min(max(pause, 3 * (now - began)), LONGEST_PAUSE))
         began = time.monotonic()
     return answer
 

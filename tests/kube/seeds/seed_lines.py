@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from tests.kube.namespace import run, until
+from tests.kube.namespace import LONGEST_PAUSE, run, until
 
 # A step may wait for images to unpack, for torch to be imported by six processes on two cores, and for epochs.
 PATIENCE = 240.0
@@ -24,7 +24,7 @@ def wait(what: str, look: Callable[[], Any]) -> Any:
     def seen() -> str:
         return line("kubectl -n dlrover get elasticjobs,pods -o wide") + line("kubectl -n dlrover describe elasticjobs")
 
-    return until(what, look, PATIENCE, seen)
+    return until(what, look, PATIENCE, seen, pause=LONGEST_PAUSE)
 
 
 def pod_rows(job: str, namespace: str = "dlrover") -> dict[str, str]:

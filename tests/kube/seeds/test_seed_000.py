@@ -9,7 +9,7 @@ import pytest
 from tests.kube.namespace import ROOT
 from tests.kube.seeds.seed_lines import AGE, line, phase, pod_rows, wait
 
-pytestmark = [pytest.mark.usefixtures("torch_mnist"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.usefixtures("deployed"), pytest.mark.timeout(600)]
 
 JOB = ROOT / "examples/torch_mnist_master_backend_job.yaml"
 

@@ -1,7 +1,6 @@
 """The experiments of seed 004, line by line: scale up, scale down, a process killed, a pod preempted.
 
-The experiment with a job of another name comes between the two of torch-mnist: meanwhile seed 000 has that name.
-
+The jobs have names of their own, so that the experiments can go on beside one another and beside seed 000.
 The seed's cluster is short of room for the fourth worker. Here each worker takes a seat, a resource made for this
 file alone: how many of them are held decides what is Pending, and no other test is the poorer for it.
 """
@@ -20,6 +19,7 @@ import yaml
 
 from tests.kube.namespace import ROOT, job, kubectl, master, measured, patch_node, until
 from tests.kube.seeds.seed_lines import line, pod_rows, wait
+from tests.support.paths import LEAN
 
 pytestmark = [pytest.mark.usefixtures("deployed"), pytest.mark.timeout(600)]
 
@@ -69,16 +69,19 @@ def _room(node: str, kind: str) -> dict[str, str]:
     return dict(json.loads(kubectl("get", "node", node, "-o", "json"))["status"][kind])
 
 
-def _example(file: str, seat: str, more: str) -> str:
+def _example(name: str, file: str, seat: str, more: str) -> str:
     """An example as it is, with a seat for each worker and more to do, so that there is something left to interrupt.
 
-    Nobody asks for much else, so that seats alone decide who starts: a node here has two cores for everything.
+    Nobody asks for much else, so that seats alone decide who starts: a node here has two cores for everything. So the
+    pods leave the same parts of torch out as processes of other tests; those of seed 000 import it whole.
     """
     manifest = yaml.safe_load((MNIST / file).read_text())
+    manifest["metadata"]["name"] = name
     container = manifest["spec"]["replicaSpecs"]["worker"]["template"]["spec"]["containers"][0]
     container["command"][-1] = container["command"][-1].replace("--num_epochs 5", more)
-    container["resources"]["requests"].update({"cpu": "500m", "memory": "512Mi", seat: "1"})
+    container["resources"]["requests"].update({"cpu": "100m", "memory": "512Mi", seat: "1"})
     container["resources"]["limits"].update({"cpu": "2", seat: "1"})
+    container["env"] = [{"name": "PYTHONPATH", "value": LEAN}]
     return json.dumps(manifest)
 
 
@@ -120,20 +123,20 @@ def _gone(name: str) -> None:
     wait(f"the end of {name}", lambda: not pod_rows(name))
 
 
-def test_scale_up_nodes(seat: str, torch_mnist: None) -> None:
+def test_scale_up_nodes(seat: str) -> None:
     other: dict[str, Any] = job("other", "sleep 3600", 1, resources={"limits": {seat: "1"}, "requests": {seat: "1"}})
     # A sleep that is a pod's first process hears no SIGTERM: it would keep its seat for all of the usual 30 s.
     other["spec"]["replicaSpecs"]["worker"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
     line("kubectl -n dlrover apply -f -", stdin=json.dumps(other))
     wait("another job", lambda: pod_rows("other").get("other-edljob-worker-0") == "Running")
-    long = _example("elastic_job.yaml", seat, "--num_epochs 1000 --step_delay 0.1")
+    long = _example("mnist-up", "elastic_job.yaml", seat, "--num_epochs 1000 --step_delay 0.1")
     line("kubectl -n dlrover apply -f -", stdin=long)
 
     # At first, there are 3 running workers and 1 pending worker due to the insufficient resource.
     three = [*["Running"] * 3, "Pending"]
-    wait("three of four", lambda: sorted(pod_rows("torch-mnist").values()) == sorted(["Running", *three]))
-    waiting = next(name for name, state in pod_rows("torch-mnist").items() if state == "Pending")
-    workers = sorted(set(pod_rows("torch-mnist")) - {master("torch-mnist"), waiting})
+    wait("three of four", lambda: sorted(pod_rows("mnist-up").values()) == sorted(["Running", *three]))
+    waiting = next(name for name, state in pod_rows("mnist-up").items() if state == "Pending")
+    workers = sorted(set(pod_rows("mnist-up")) - {master("mnist-up"), waiting})
     first = workers[0]
     _until_step("training of three", first, 0, 20)
     log = _log(first)
@@ -144,24 +147,58 @@ def test_scale_up_nodes(seat: str, torch_mnist: None) -> None:
     waited = (agreed.replace(tzinfo=datetime.UTC) - there).total_seconds()
     measured("third_worker_started_to_group_of_three_seconds", waited)
     assert waited < NO_WAIT
-    told = line("kubectl -n dlrover get elasticjob torch-mnist -o jsonpath={.status.message}")
+    told = line("kubectl -n dlrover get elasticjob mnist-up -o jsonpath={.status.message}")
     events = line(f"kubectl -n dlrover get events --field-selector involvedObject.name={waiting}")
     assert f"Insufficient {seat}" in events, told
 
     # Then, we kill another job to release resource and the worker-3 will start.
     before = max(_steps(_log(first), 0))
     line("kubectl -n dlrover delete elasticjob other")
-    wait("all four", lambda: pod_rows("torch-mnist") == _workers("torch-mnist", *["Running"] * 4))
+    wait("all four", lambda: pod_rows("mnist-up") == _workers("mnist-up", *["Running"] * 4))
     _until_step("training of four", first, 1, before - 20)
     log = _log(first)
     assert _rounds(log) == [(0, 3, 6), (1, 4, 8)], "From the log of worker-0, the training starts with 4"
     assert LOADED.search(_after(log, 1)), "what three had learnt is not lost"
     assert _rounds(_log(waiting))[0][1:] == (4, 8)
-    _gone("torch-mnist")
+    _gone("mnist-up")
+
+
+def test_scale_down_nodes(seat: str) -> None:
+    job = _example("mnist-down", "elastic_job.yaml", seat, "--num_epochs 24 --step_delay 0.1")
+    line("kubectl -n dlrover apply -f -", stdin=job)
+    wait("four workers", lambda: pod_rows("mnist-down") == _workers("mnist-down", *["Running"] * 4))
+    worker = "mnist-down-edljob-worker-0"
+    _until_step("training of four", worker, 0, 20)
+    assert _rounds(_log(worker))[0][1:] == (4, 8)
+    rounds = len(_rounds(_log(worker)))
+
+    # The seed kills the process named dlrover-run in worker-1 with signal 1.
+    line("kubectl -n dlrover exec mnist-down-edljob-worker-1 -- bash -c 'kill -1 $(pgrep -o -f [d]lrover-run)'")
+    left = _workers("mnist-down", "Running", "Error", "Running", "Running")
+    wait("worker-1 in Error", lambda: pod_rows("mnist-down") == left)
+    _until_step("training of three", worker, rounds, 21)
+    log = _log(worker)
+    assert _rounds(log)[rounds] == (rounds, 3, 6)
+    assert len(_rounds(log)) == rounds + 1
+    loaded = LOADED.findall(_after(log, rounds))
+    assert len(loaded) == 2, "the model and data sampler are restored, by both processes of the worker"
+    assert loaded[0] == loaded[1]
+    _, completed, samples = map(int, loaded[0])
+    total = len(list((ROOT / ".cache/mnist_png/training").glob("*/*.png")))
+    assert 0 < completed <= total
+    assert samples == -(-(total - completed) // 6), "what is left of the epoch, dealt to six processes"
+
+    # The three go on to the end, and worker-1 is not replaced: its job allows no restart of a node that crashed.
+    wait("the end", lambda: "Running" not in pod_rows("mnist-down").values())
+    states = {name: state for name, state in pod_rows("mnist-down").items() if state != "Completed"}
+    assert states == {"mnist-down-edljob-worker-1": "Error"}
+    assert line("kubectl -n dlrover get elasticjob mnist-down -o jsonpath={.status.phase}") == "Succeeded"
+    assert re.search(r"training finished: epochs = 24, .* accuracy = 0\.9", _log(worker))
+    _gone("mnist-down")
 
 
 def test_a_process_is_killed_and_a_pod_is_preempted(seat: str) -> None:
-    job = _example("choas_test_job.yaml", seat, "--num_epochs 1000 --step_delay 0.1")
+    job = _example("chaos-test", "choas_test_job.yaml", seat, "--num_epochs 1000 --step_delay 0.1")
     line("kubectl -n dlrover apply -f -", stdin=job)
     everybody = _workers("chaos-test", *["Running"] * 4)
     wait("four workers", lambda: pod_rows("chaos-test") == everybody)
@@ -189,37 +226,3 @@ def test_a_process_is_killed_and_a_pod_is_preempted(seat: str) -> None:
     last = len(_rounds(_log(witness))) - 1
     _until_step("training with the replacement", witness, last, 21)
     _gone("chaos-test")
-
-
-def test_scale_down_nodes(seat: str, torch_mnist: None) -> None:
-    job = _example("elastic_job.yaml", seat, "--num_epochs 24 --step_delay 0.1")
-    line("kubectl -n dlrover apply -f -", stdin=job)
-    wait("four workers", lambda: pod_rows("torch-mnist") == _workers("torch-mnist", *["Running"] * 4))
-    worker = "torch-mnist-edljob-worker-0"
-    _until_step("training of four", worker, 0, 20)
-    assert _rounds(_log(worker))[0][1:] == (4, 8)
-    rounds = len(_rounds(_log(worker)))
-
-    # The seed kills the process named dlrover-run in worker-1 with signal 1.
-    line("kubectl -n dlrover exec torch-mnist-edljob-worker-1 -- bash -c 'kill -1 $(pgrep -o -f [d]lrover-run)'")
-    left = _workers("torch-mnist", "Running", "Error", "Running", "Running")
-    wait("worker-1 in Error", lambda: pod_rows("torch-mnist") == left)
-    _until_step("training of three", worker, rounds, 21)
-    log = _log(worker)
-    assert _rounds(log)[rounds] == (rounds, 3, 6)
-    assert len(_rounds(log)) == rounds + 1
-    loaded = LOADED.findall(_after(log, rounds))
-    assert len(loaded) == 2, "the model and data sampler are restored, by both processes of the worker"
-    assert loaded[0] == loaded[1]
-    _, completed, samples = map(int, loaded[0])
-    total = len(list((ROOT / ".cache/mnist_png/training").glob("*/*.png")))
-    assert 0 < completed <= total
-    assert samples == -(-(total - completed) // 6), "what is left of the epoch, dealt to six processes"
-
-    # The three go on to the end, and worker-1 is not replaced: its job allows no restart of a node that crashed.
-    wait("the end", lambda: "Running" not in pod_rows("torch-mnist").values())
-    states = {name: state for name, state in pod_rows("torch-mnist").items() if state != "Completed"}
-    assert states == {"torch-mnist-edljob-worker-1": "Error"}
-    assert line("kubectl -n dlrover get elasticjob torch-mnist -o jsonpath={.status.phase}") == "Succeeded"
-    assert re.search(r"training finished: epochs = 24, .* accuracy = 0\.9", _log(worker))
-    _gone("torch-mnist")
