@@ -10,7 +10,7 @@ import pytest
 
 from tests.kube.namespace import KubeNamespace, job, kubectl, master, new_namespace, token_of, training
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("rights")]
+pytestmark = pytest.mark.timeout(300)
 
 SLOW = 180.0
 """For the pods of a deleted job to go: the garbage collector takes its time where much else was deleted before."""

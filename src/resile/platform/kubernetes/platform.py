@@ -34,8 +34,11 @@ log = logging.getLogger("resile.kubernetes")
 
 CALLS_AT_ONCE = 32
 """How many calls to the API server run at once: enough to keep it busy, few enough not to overload it."""
-LAST_REPORT = Seconds(2.0)
-"""How long to wait, before a lost pod is deleted, for a report that it ended. Ended pods are kept, with their logs."""
+LAST_REPORT = Seconds(5.0)
+"""How long to wait, before a lost pod is deleted, for a report that it ended. Ended pods are kept, with their logs.
+
+The kubelet of a busy machine tells of an end up to 3 s after the connection to the agent closed.
+"""
 
 
 class KubernetesPlatform:
