@@ -77,8 +77,8 @@ deploy: $(READY)  ## install the CRDs and the operator on the cluster of KUBECON
 	@kubectl -n resile-system rollout status deployment/resile-operator --timeout=120s
 
 test-kube: $(READY) data  ## the tests that need a cluster (after `make cluster`)
-	@RESILE_KUBE_TESTS=1 $(BIN)/python hack/suite.py run --budget 360 tests/kube --timeout 600 -m "not alone and not deployed" -n 3 --dist loadfile
-	@RESILE_KUBE_TESTS=1 $(BIN)/python hack/suite.py run --budget 360 tests/kube --timeout 600 -m deployed -n 3 --dist loadfile
+	@RESILE_KUBE_TESTS=1 $(BIN)/python hack/suite.py run --budget 360 tests/kube --timeout 600 -m "not alone and not deployed" -n 3 --dist loadfile --no-loadscope-reorder
+	@RESILE_KUBE_TESTS=1 $(BIN)/python hack/suite.py run --budget 360 tests/kube --timeout 600 -m deployed -n 3 --dist loadfile --no-loadscope-reorder
 	@RESILE_KUBE_TESTS=1 $(BIN)/python hack/suite.py run --budget 150 tests/kube --timeout 600 -m alone
 
 undeploy:  ## remove the operator and its rights; jobs, CRDs and the dlrover namespace stay

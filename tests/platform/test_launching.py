@@ -130,7 +130,10 @@ async def test_a_name_that_a_strangers_pod_holds_is_said() -> None:
     await platform.close()
 
 
-async def test_a_pod_that_was_deleted_before_it_was_there_is_removed_when_it_is_asked_for() -> None:
+async def test_a_pod_that_was_deleted_before_it_was_there_is_removed_when_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tested, "LAST_REPORT", 0.2)
     told: list[Observation] = []
     api = FakeAPI()
     platform = platform_on(api, told)
@@ -143,6 +146,20 @@ async def test_a_pod_that_was_deleted_before_it_was_there_is_removed_when_it_is_
     assert told[-1].status is NodeStatus.STARTING
     platform.delete(NODE, grace)
     await until(lambda: api.there is None)
+    await platform.close()
+
+
+async def test_a_lost_pod_that_is_told_to_have_ended_is_kept_with_its_logs() -> None:
+    told: list[Observation] = []
+    api = FakeAPI()
+    platform = platform_on(api, told)
+    pod = await made_by(api, LAUNCH)
+    platform._on_pod(NODE, {**pod, "status": {"phase": "Running"}})
+    platform.delete(NODE, job().timeouts.kill_grace)
+    await asyncio.sleep(0.05)
+    platform._on_pod(NODE, {**pod, "status": {"phase": "Failed"}})
+    await until(lambda: not platform._tasks)
+    assert (told[-1].status, api.there) == (NodeStatus.FAILED, pod)
     await platform.close()
 
 
