@@ -48,7 +48,7 @@ data: $(READY)  ## write the handwritten digits as PNG files under .cache/mnist_
 demo: $(READY) data  ## train on three local nodes while a process and then a whole node are killed
 	@$(BIN)/python examples/demo.py
 
-test: $(READY) data  ## the whole test suite (1,000 random fault schedules included)
+test: $(READY) data  ## the whole test suite (500 random fault schedules included)
 	@$(BIN)/python hack/suite.py run --budget 600 tests -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)  ## ruff, mypy --strict, and the design's layers
