@@ -17,7 +17,7 @@ VENV = Path(os.environ.get("RESILE_CLUSTER_VENV") or CHECKOUT / ".venv").absolut
 
 # The recipe's number is part of the cache's path: binaries of another recipe are never used.
 KUBERNETES = "1.20.2"
-RECIPE = f"kubernetes-{KUBERNETES}-recipe-2"
+RECIPE = f"kubernetes-{KUBERNETES}-recipe-3"
 BINARIES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
 BIN = CACHE / RECIPE / "bin"
 
