@@ -9,9 +9,9 @@ PROGRESS := /^(Collecting|Processing) / && ++n % 20 == 0 {print "    " n " packa
 	/^ *(Downloading|Using cached) .* [MG]B\)/ {sub(/^ */, "    "); print} \
 	/^Installing collected/ {print "    installing them"} \
 	{fflush()}
-# Packages of which training imports little, and the modules that import that: compiling them whole would take a minute.
-LARGE := mypy|networkx|pip|scipy|setuptools|sklearn|sympy|torchmetrics|transformers
-IMPORTED := torch._dynamo, transformers.trainer, transformers.models.gpt2.modeling_gpt2, lightning.pytorch
+# Packages of which training imports little, and the modules that import that: compiling them whole would take minutes.
+LARGE := mpmath|mypy|mypyc|narwhals|networkx|pip|pygments/lexers|scipy|setuptools|sklearn|sympy|tests|torch/_inductor|torch/ao|torch/onnx|torch/testing|torchmetrics|transformers
+IMPORTED := torch._dynamo, torch.distributed.run, transformers.trainer, transformers.models.gpt2.modeling_gpt2, lightning.pytorch
 IMG ?= resile:dev
 # The cluster that `make cluster` brings up, unless another one was chosen.
 ifeq ($(KUBECONFIG),)

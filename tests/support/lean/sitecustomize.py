@@ -65,10 +65,17 @@ class CompilerStub(Stub):
 
 
 class ShapesStub(Stub):
-    """What comes with the shapes and plain training needs: `torch.Generator` works only with a metaclass."""
+    """What comes with the shapes and plain training needs: `torch.Generator` works only with a metaclass.
+
+    It is the last that torch imports, so this is also the moment to take torch's modules from the garbage collector, as
+    resile does for standbys. Otherwise it goes through all of them at the end of the process, for 0.4 s.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
+        import gc
+
+        gc.freeze()
         from torch._C import _set_generator_metaclass
         from torch._opaque_base import OpaqueBaseMeta
 
