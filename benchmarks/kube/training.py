@@ -83,6 +83,7 @@ COMMAND = (
     'echo "bench-started $EPOCHREALTIME"; printf %s "$BENCH_SCRIPT" > /tmp/train.py; '
     f"exec dlrover-run --nnodes={FEWEST}:$NODE_NUM --nproc_per_node=1 --max_restarts=100 /tmp/train.py"
 )
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 STARTED = re.compile(r"bench-started ([\d.]+)")
 WARM = re.compile(r"\[([^\]]+),(\d{3})\] .*torch imported ahead in")
 STEPPED = re.compile(r"bench-step (\d+) (\d+) (\d+) (\d+) ([\d.]+) ([\d.]+) ([\d.]+) ([\d.]+)")
@@ -135,12 +136,13 @@ class Training:
 
     def manifest(self, resources: dict[str, Any] | None = None) -> dict[str, Any]:
         """The job."""
+        environment = {"BENCH_SCRIPT": self._script, **ENVIRONMENT}
         main = {
             "name": "main",
             "image": IMAGE,
             "imagePullPolicy": "IfNotPresent",
             "command": ["/bin/bash", "-c", COMMAND],
-            "env": [{"name": "BENCH_SCRIPT", "value": self._script}, {"name": "OMP_NUM_THREADS", "value": "1"}],
+            "env": [{"name": name, "value": value} for name, value in environment.items()],
             "resources": resources or {},
         }
         return elastic_job(self.name, {"containers": [main], "terminationGracePeriodSeconds": 5}, WORKERS)
