@@ -321,6 +321,11 @@ def test_a_manifest_changes_a_job_that_runs_and_says_whether_it_did(terminal: Te
     )
 
 
+def open_gate(terminal: Terminal, pod: str, gate: str) -> None:
+    """Make the file that a pod's command waits for; the command may end before `touch` does, and take it along."""
+    terminal.namespace.kubectl("exec", pod, "--", "/bin/touch", gate, check=False)
+
+
 def test_watching_and_following_end_with_the_job(terminal: Terminal) -> None:
     gate = "/tmp/gate"
     command = f"echo begin; until [ -e {gate} ]; do sleep 0.05; done; echo end"
@@ -331,7 +336,7 @@ def test_watching_and_following_end_with_the_job(terminal: Terminal) -> None:
     watches["submit"] = terminal.start("submit", terminal.manifest(job("gated", command)))
     said = {kind: watch.stdout.readline() + watch.stdout.readline() for kind, watch in watches.items() if watch.stdout}
     for number in (0, 1):
-        terminal.namespace.kubectl("exec", f"gated-edljob-worker-{number}", "--", "/bin/touch", gate)
+        open_gate(terminal, f"gated-edljob-worker-{number}", gate)
     for kind, watch in watches.items():
         out, err = watch.communicate(timeout=DEADLINE)
         said[kind] += out
@@ -359,7 +364,7 @@ def test_following_goes_on_after_broken_connections_and_repeats_nothing(terminal
         before = wire.connections
         wire.cut()
         until("other connections", lambda: wire.connections >= before + 2)
-        terminal.namespace.kubectl("exec", "wired-edljob-worker-0", "--", "/bin/touch", "/tmp/gate")
+        open_gate(terminal, "wired-edljob-worker-0", "/tmp/gate")
         out, err = following.communicate(timeout=DEADLINE)
         assert (following.returncode, out) == (0, "end\n"), err
     finally:
