@@ -54,9 +54,9 @@ KUBE = ("tests", "tests/kube")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the processes that tests start be ended by SIGHUP, also under nohup, and leave torch's compiler out.
+    """Let the processes that tests start be ended by SIGHUP, also under nohup, and leave parts of torch out (`lean`).
 
-    The long proofs import it as every training does, and so do the processes in which tests run.
+    The long proofs import them as every training does, and so do the processes in which tests run.
     """
     starts_workers = config.getoption("numprocesses", default=None) and not hasattr(config, "workerinput")
     if "soak" not in config.getoption("-m", default="") and not starts_workers:
@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def whole_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the processes that this test starts import torch's compiler, as every training does."""
+    """Let the processes that this test starts import all of torch, as every training does."""
     others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != LEAN]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(others))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import LEAN, ROOT
 
 SUITE = ROOT / "hack/suite.py"
 CONFTEST = ROOT / "tests/conftest.py"
@@ -44,3 +45,28 @@ def test_one_failed_test_fails_the_run_and_what_it_wrote_is_kept(folder: Path) -
     (folder / "test_one.py").write_text("def test_bad(tmp_path): (tmp_path / 'note').touch(); assert False")
     assert suite()[0] == 1
     assert list(folder.glob("rs-*/*/note"))
+
+
+STUBBED = """
+import sys, torch
+parts = "torch._dynamo", "torch._meta_registrations"
+model = torch.nn.Linear(2, 2)
+torch.optim.SGD(model.parameters(), 0.1).step()
+torch.randperm(4, generator=torch.Generator())
+print([type(sys.modules[name]).__module__ for name in parts])
+import torch._refs, torch._dynamo.convert_frame
+print([type(sys.modules[name]).__module__ for name in parts])
+print(torch._refs.add(torch.ones(2, device="meta"), 1).shape, torch.Generator().initial_seed() > 0)
+print(torch.compile(model, backend="eager")(torch.ones(3, 2)).shape)
+"""
+
+
+def test_parts_of_torch_that_are_left_out_come_when_they_are_asked_for() -> None:
+    words = [sys.executable, "-c", STUBBED]
+    done = subprocess.run(words, env=os.environ | {"PYTHONPATH": LEAN}, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "['sitecustomize', 'sitecustomize']",
+        "['builtins', 'builtins']",
+        "torch.Size([2]) True",
+        "torch.Size([3, 2])",
+    ]

@@ -93,8 +93,8 @@ class Program:
         return RECORDS / f"{self.name}.json"
 
     def fingerprint(self) -> str:
-        """Return a digest of the command and of the configuration files."""
-        digest = hashlib.sha256("\0".join(self.command).encode())
+        """Return a digest of the command, of what its environment gets, and of the configuration files."""
+        digest = hashlib.sha256("\0".join((*self.command, *SPARING, *SPARING.values())).encode())
         for path in self.files:
             digest.update(path.read_bytes())
         return digest.hexdigest()

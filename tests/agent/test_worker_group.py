@@ -182,7 +182,7 @@ async def test_a_process_that_cannot_be_watched_does_not_run(output: Output, mon
 
 async def test_standbys_that_cannot_be_had_take_back_what_was_started(output: Output) -> None:
     class Broken:
-        """Has a process for the first start, and fails at the second."""
+        """Has no process for the first start, which is a cold one, and fails at the second."""
 
         def __init__(self) -> None:
             self.asked = 0

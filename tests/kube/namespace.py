@@ -314,10 +314,10 @@ NamespaceT = TypeVar("NamespaceT", bound=KubeNamespace)
 
 @contextmanager
 def new_namespace(prefix: str, logs: Path, kind: type[NamespaceT]) -> Iterator[NamespaceT]:
-    """A namespace that is empty afterwards, without operators, jobs and pods.
+    """A namespace that has no operators, jobs and pods afterwards.
 
-    It is deleted, too, but not on the cluster of hack/cluster: that would keep the API server busy for longer than some
-    tests take, and `make cluster-down` removes all.
+    On another cluster than that of hack/cluster it is deleted with all that is in it. There the rest of it stays until
+    `make cluster-down`: to empty a namespace keeps the API server busy for longer than some tests take.
     """
     made = kind(f"{prefix}-{uuid.uuid4().hex[:8]}", logs)
     with _client() as client:

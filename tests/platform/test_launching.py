@@ -15,6 +15,7 @@ from resile.kube.client import Client
 from resile.kube.errors import KubeError, unreachable
 from resile.kube.informer import Listed
 from resile.kube.kinds import PODS
+from resile.master import app
 from resile.platform.base import Launch, Observation
 from resile.platform.kubernetes import platform as tested
 from resile.platform.kubernetes.platform import KubernetesPlatform
@@ -161,6 +162,10 @@ async def test_a_lost_pod_that_is_told_to_have_ended_is_kept_with_its_logs() -> 
     await until(lambda: not platform._tasks)
     assert (told[-1].status, api.there) == (NodeStatus.FAILED, pod)
     await platform.close()
+
+
+def test_a_master_whose_job_is_over_stays_until_what_is_left_is_deleted() -> None:
+    assert app.FAREWELL >= 2 * tested.LAST_REPORT
 
 
 async def test_an_answer_that_is_lost_says_nothing_of_a_pod_that_is_there() -> None:

@@ -32,8 +32,9 @@ from resile.wire.job_directory import JobDirectory, MasterAddress
 
 log = logging.getLogger("resile.master")
 
-FAREWELL = Seconds(5.0)
-"""How much longer than the exit grace a master whose job is over waits for agents and nodes to end."""
+FAREWELL = Seconds(10.0)
+"""How much longer than the exit grace a master whose job is over waits for agents and nodes to end. A platform may wait
+half of that for the last word of a node before it deletes what is left."""
 SCRAPE_SECONDS = Seconds(5.0)
 """How long a request for the metrics waits for a busy master."""
 

@@ -47,7 +47,7 @@ def example(name: str, file: str, seat: str, more: str) -> str:
     container["command"][-1] = container["command"][-1].replace("--num_epochs 5", more)
     container["resources"]["requests"].update({"cpu": "100m", "memory": "512Mi", seat: "1"})
     container["resources"]["limits"].update({"cpu": "2", seat: "1"})
-    container["env"] = [{"name": "PYTHONPATH", "value": LEAN}]
+    container.setdefault("env", []).append({"name": "PYTHONPATH", "value": LEAN})
     return json.dumps(manifest)
 
 

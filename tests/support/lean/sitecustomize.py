@@ -5,7 +5,9 @@ Two parts are left out, 2.1 of the 4 seconds of CPU that the start of a training
   is to leave functions alone, and that much is answered here.
 - the shapes that operators give to tensors without data, `torch._meta_registrations`, which torch imports last. The
   compiler and DTensor ask for them, and import `torch._decomp` for it.
-Whatever else is asked of them imports the real ones at that moment.
+What else Python asks of them imports the real ones at that moment. Only an operator on a tensor of the device "meta"
+may fail here that works in a whole torch, if it has no other rule for shapes. A test of that has to import
+`torch._decomp` first.
 
 Python runs a module of this name at every start; `tests/conftest.py` puts its folder on PYTHONPATH. It imports nothing
 that an interpreter does not have by then, since most of those that tests start have no torch.
@@ -67,7 +69,7 @@ class CompilerStub(Stub):
 class ShapesStub(Stub):
     """What comes with the shapes and plain training needs: `torch.Generator` works only with a metaclass.
 
-    It is the last that torch imports, so this is also the moment to take torch's modules from the garbage collector, as
+    Torch imports little after it, so this is also the moment to take torch's modules from the garbage collector, as
     resile does for standbys. Otherwise it goes through all of them at the end of the process, for 0.4 s.
     """
 

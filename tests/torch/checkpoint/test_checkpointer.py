@@ -879,7 +879,7 @@ print([name for name in sys.modules if name.startswith(("torch.distributed.tenso
 """
 
 
-def test_a_training_without_shards_does_without_dtensor(tmp_path: Path, vault: VaultThread) -> None:
+def test_a_plain_state_is_saved_and_restored_from_memory_without_dtensor(tmp_path: Path, vault: VaultThread) -> None:
     environment = os.environ | vault.environment
     words = [sys.executable, "-c", PLAIN, str(tmp_path / "stored")]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -71,11 +71,15 @@ def _next_step(job: LocalJob, injected: Injected, over: set[float]) -> Iterator[
 def _return_of_master(job: LocalJob, injected: Injected) -> Iterator[list[Sign]]:
     since = injected.at - CLOCK_DRIFT
 
-    def returns() -> list[float]:
-        return [event.at for event in reader.events() if event.reason == MASTER_CAME_BACK and event.at >= since]
+    returns: list[float] = []
+
+    def is_back() -> bool:
+        told = reader.events()
+        returns[:] = [event.at for event in told if event.reason == MASTER_CAME_BACK and event.at >= since]
+        return bool(returns)
 
     with JobReader(job) as reader:
-        if wait_until(lambda: bool(returns()), BEYOND_BUDGET):
-            yield [Sign("the master was back", max(0.0, returns()[-1] - injected.at))]
+        if wait_until(is_back, BEYOND_BUDGET):
+            yield [Sign("the master was back", max(0.0, returns[-1] - injected.at))]
         else:
             yield [Sign(f"the master is not back after {BEYOND_BUDGET:g} s; see {reader.directory.log}")]

@@ -35,10 +35,8 @@ log = logging.getLogger("resile.kubernetes")
 CALLS_AT_ONCE = 32
 """How many calls to the API server run at once: enough to keep it busy, few enough not to overload it."""
 LAST_REPORT = Seconds(5.0)
-"""How long to wait, before a lost pod is deleted, for a report that it ended. Ended pods are kept, with their logs.
-
-The kubelet of a busy machine tells of an end up to 3 s after the connection to the agent closed.
-"""
+"""How long to wait at most, before a lost pod is deleted, for a report that it ended. Ended pods are kept, with their
+logs. The kubelet of a busy machine tells of an end up to 3 s after the connection to the agent closed."""
 
 
 class KubernetesPlatform:
@@ -236,7 +234,7 @@ class KubernetesPlatform:
         if node not in self._pods:
             return False
         try:
-            async with asyncio.timeout(LAST_REPORT):
+            async with asyncio.timeout(min(LAST_REPORT, self._spec.timeouts.recovery_budget / 2)):
                 await self._ended.setdefault(node, asyncio.Event()).wait()
         except TimeoutError:
             return False

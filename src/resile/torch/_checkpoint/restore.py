@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from resile.checkpoint.buffer import IncompleteBuffer
@@ -150,7 +149,7 @@ class Restore:
         assert self._storage is not None
         try:
             if self._verdict == OK:
-                _dcp_reader().check(self._storage, step, 0, 1)
+                _check(self._storage, step, 0, 1)
                 log.warning("step %d in %s is left as it is: this rank finds it sound", step, self._directory)
                 self._suspect = max(step, self._suspect)
                 return
@@ -227,7 +226,7 @@ class Restore:
         """
         if plan.source is Source.STORAGE:
             assert self._storage is not None
-            _dcp_reader().check(self._storage, plan.step, self._rank, self._ranks)
+            _check(self._storage, plan.step, self._rank, self._ranks)
             return
         taken = {transfer.part for transfer in plan.transfers if self._rank in transfer.takers}
         given = {transfer.part for transfer in plan.transfers if self._rank == transfer.source}
@@ -241,7 +240,7 @@ class Restore:
     ) -> None:
         if plan.source is Source.STORAGE:
             assert self._storage is not None
-            _dcp_reader().load(self._storage, plan.step, load_target)
+            _load(self._storage, plan.step, load_target)
             return
         transfers = {transfer.part: transfer for transfer in plan.transfers}
         needs = plan.parts_for(self._rank, offers)
@@ -280,8 +279,13 @@ def _place(plan: RestorePlan) -> str:
     return f"the memory of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else "memory"
 
 
-def _dcp_reader() -> ModuleType:
-    """The module that reads storage. It imports DCP, a second of CPU that a restore from memory does not need."""
+def _check(storage: AnyStorage, step: int, share: int, shares: int) -> None:
+    from resile.torch._checkpoint import dcp_reader  # imports DCP, a second of CPU that a restore from memory saves
+
+    dcp_reader.check(storage, step, share, shares)
+
+
+def _load(storage: AnyStorage, step: int, target: LoadTarget) -> None:
     from resile.torch._checkpoint import dcp_reader
 
-    return dcp_reader
+    dcp_reader.load(storage, step, target)

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._ops import OpOverloadPacket
 from torch.distributed import Work
 
 LOOK = 0.05
@@ -86,7 +87,7 @@ def call(function: Callable[[], T], over_since: OverSince) -> T:
 def end_with_round(over_since: OverSince) -> Iterator[None]:
     """Patch torch within this context, so that a wait for a collective raises GroupLost when the round is over.
 
-    `Work.wait` behaves as in plain torch while some process group uses another backend than gloo.
+    Waits behave as in plain torch while some process group uses another backend than gloo, and while torch traces.
     """
 
     def wait_for_work(work: Any, timeout: timedelta = _NO_TIMEOUT) -> Any:
@@ -95,27 +96,21 @@ def end_with_round(over_since: OverSince) -> Iterator[None]:
         wait(work, over_since, timeout)
         return True
 
-    operators = torch.ops._c10d_functional  # there also before DTensor is imported, which a script may do in a round
-    with (
-        replaced(Work, "wait", wait_for_work),
-        replaced(operators, "wait_tensor", _WaitTensor(operators.wait_tensor, over_since)),
-    ):
+    class WaitTensor(OpOverloadPacket):  # type: ignore[misc]  # torch is untyped here
+        """The class of the operator `wait_tensor` in a round. The object stays the one that torch keeps in tables."""
+
+        def __call__(self, tensor: Any) -> Any:
+            torch_wait = super().__call__
+            traced = type(tensor) not in (torch.Tensor, torch.nn.Parameter) or torch.compiler.is_compiling()
+            if traced or not _all_gloo():
+                return torch_wait(tensor)
+            alias = tensor.detach()  # waiting for any tensor of the same memory is enough
+            call(lambda: torch_wait(alias), over_since)
+            return torch_wait(tensor)
+
+    operator = torch.ops._c10d_functional.wait_tensor  # there also before DTensor, which a script may import in a round
+    with replaced(Work, "wait", wait_for_work), replaced(operator, "__class__", WaitTensor):
         yield
-
-
-class _WaitTensor:
-    """The operator `wait_tensor`, with calls that end with the round."""
-
-    def __init__(self, operator: Any, over_since: OverSince) -> None:
-        self._operator, self._over_since = operator, over_since
-
-    def __call__(self, tensor: Any) -> Any:
-        alias = tensor.detach()  # waiting for any tensor of the same memory is enough
-        call(lambda: self._operator(alias), self._over_since)
-        return self._operator(tensor)
-
-    def __getattr__(self, name: str) -> Any:  # its overloads, by which DTensor and tracers know it
-        return getattr(self._operator, name)
 
 
 @contextlib.contextmanager

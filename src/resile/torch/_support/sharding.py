@@ -7,6 +7,6 @@ from typing import Any
 
 
 def is_sharded(value: Any) -> bool:
-    """True for a DTensor, which has only a part of a tensor in this process."""
+    """True for a DTensor: a tensor of which each process of a mesh has a part or a copy."""
     module = sys.modules.get("torch.distributed.tensor")  # if it was never imported, there is no DTensor
     return isinstance(value, getattr(module, "DTensor", ()))
