@@ -76,7 +76,7 @@ def test_scale_up_nodes(seat: str) -> None:
 
 
 def test_scale_down_nodes(seat: str) -> None:
-    job = example("mnist-down", "elastic_job.yaml", seat, "--num_epochs 24 --step_delay 0.1")
+    job = example("mnist-down", "elastic_job.yaml", seat, "--num_epochs 16 --step_delay 0.1")
     line("kubectl -n dlrover apply -f -", stdin=job)
     wait("four workers", lambda: pod_rows("mnist-down") == listing("mnist-down", *["Running"] * 4))
     worker = "mnist-down-edljob-worker-0"
@@ -105,5 +105,5 @@ def test_scale_down_nodes(seat: str) -> None:
     states = {name: state for name, state in pod_rows("mnist-down").items() if state != "Completed"}
     assert states == {"mnist-down-edljob-worker-1": "Error"}
     assert line("kubectl -n dlrover get elasticjob mnist-down -o jsonpath={.status.phase}") == "Succeeded"
-    assert re.search(r"training finished: epochs = 24, .* accuracy = 0\.9", log_of(worker))
+    assert re.search(r"training finished: epochs = 16, .* accuracy = 0\.9", log_of(worker))
     delete("mnist-down")
