@@ -324,7 +324,7 @@ def test_a_manifest_changes_a_job_that_runs_and_says_whether_it_did(terminal: Te
 def open_gate(terminal: Terminal, pod: str, gate: str) -> None:
     """Make the file that a pod's command waits for; the command may end before `touch` does, and take it along."""
     said = terminal.namespace.kubectl("exec", pod, "--", "/bin/touch", gate, check=False)
-    assert said in ("", "command terminated with exit code 137\n")
+    assert "error" not in said.lower(), said
 
 
 def test_watching_and_following_end_with_the_job(terminal: Terminal) -> None:
