@@ -392,13 +392,21 @@ while not os.path.exists({here!r} + "/go"):
 """
 
 
-@pytest.mark.parametrize("ending", ["finished", "frozen", "killed", "broken"])
+@pytest.mark.parametrize("ending", ["finished", "frozen", "killed", "broken", "broken, slow to end"])
 async def test_a_process_that_is_wanted_during_the_import_begins_in_that_interpreter(
     node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     monkeypatch.setattr(standbys_module, "ASIDE_FOR", 0.01)
     monkeypatch.setattr(standbys_module, "BACKOFF", Backoff(0.01, 0.01))
     monkeypatch.setattr(standby_module, "IMPORT_WITHIN", PATIENCE if ending != "frozen" else 0.2)
+    if "slow" in ending:
+        ended, due = standby_module.Standby._ended, dict[int, float]()
+
+        def late(standby: standby_module.Standby) -> None:
+            if time.monotonic() > due.setdefault(standby.pid, time.monotonic() + 0.2):
+                ended(standby)
+
+        monkeypatch.setattr(standby_module.Standby, "_ended", late)
     made = node("print(torch.__name__)", torch=IMPORT_UNTIL.format(patience=PATIENCE, here=str(tmp_path)))
     before = children()
     made.standbys.warm()
@@ -412,7 +420,7 @@ async def test_a_process_that_is_wanted_during_the_import_begins_in_that_interpr
         await until(lambda: made.pid_of(0) != importing, "a start from scratch")
     elif ending == "killed":
         os.kill(importing, signal.SIGKILL)
-    elif ending == "broken":
+    elif "broken" in ending:
         (tmp_path / "torch.py").write_text("changed = True")
     (tmp_path / "go").touch()
     assert await ran == (0, "torch\n", "")

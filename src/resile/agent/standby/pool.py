@@ -206,7 +206,7 @@ class StandbyPool:
                     order.give(standby)
             elif "again" in words:
                 nonlocal told
-                told = True
+                told, self._hurried = True, None  # it is no template any more, however long its end takes
                 self._unfit(**words)
             elif "unfit" in words:
                 self._throw_away(words["unfit"])
