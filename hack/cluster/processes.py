@@ -25,7 +25,7 @@ RECORDS = STATE / "processes"
 LOGS = STATE / "logs"
 LOG_LIMIT = 64 * 1024 * 1024
 SPARING = {"GOGC": "400"}
-"""Go's garbage collector runs a fourth as often: the cluster takes some 100 MB more, and less of the tests' cores."""
+"""Go's garbage collector runs a fourth as often: the cluster takes more memory, and less of the tests' cores."""
 
 
 @dataclass(frozen=True)

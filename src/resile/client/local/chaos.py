@@ -70,7 +70,6 @@ def _next_step(job: LocalJob, injected: Injected, over: set[float]) -> Iterator[
 
 def _return_of_master(job: LocalJob, injected: Injected) -> Iterator[list[Sign]]:
     since = injected.at - CLOCK_DRIFT
-
     returns: list[float] = []
 
     def is_back() -> bool:
